@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -40,9 +41,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# -------------------------------------------------------------------- modes
-
-
 # The tests that `make test` runs in the Ray modes, where a test takes seconds: files, functions, single tests. The rest
 # has the marker `long` there and is run by `make test-all`. It tests the same code as in `subproc`, and `ray` and
 # `ray-subproc` have the same backend.
@@ -62,7 +60,6 @@ _IN_RAY_MODES = {
     "test_close_closes_each_env_once",
     "test_get_worker_info_works_in_every_env_method[ray-subproc]",
     # of the fault table
-    "test_fault[SIGKILL of the actor that owns workers-ray-subproc]",
     "test_fault[on_failure='restart': SIGKILL of a worker in a step-ray-subproc]",
     "test_fault[on_failure='restart': an env sleeps for ever-ray-subproc]",
     # of test_machine.py and test_real_envs.py
@@ -95,7 +92,6 @@ _ONLY_IN_RAY = {
 
 
 def _is_of_ray(name: str) -> bool:
-    """Return whether the test of this name runs in a Ray mode."""
     return re.search(r"[\[-]ray[\]-]", name) is not None
 
 
@@ -127,9 +123,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """Start Ray once; envs of the Ray modes join it."""
+@contextlib.contextmanager
+def running_ray() -> Iterator[None]:
+    """A Ray cluster that stays while pools come and go."""
     import ray
 
     with warnings.catch_warnings():
@@ -141,8 +137,14 @@ def ray_cluster() -> Iterator[None]:
         ray.shutdown()
 
 
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Start Ray once; envs of the Ray modes join it."""
+    with running_ray():
+        yield
+
+
 def needs_ray(word: str) -> bool:
-    """Return whether a mode starts Ray actors."""
     return word in ON_RAY
 
 
@@ -161,40 +163,28 @@ def require_mode(word: str, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> str:
-    """Each mode in turn."""
     return require_mode(request.param, request)
 
 
 @pytest.fixture
 def make_env(mode: str) -> Iterator[MakeEnv]:
     """Make a `ParallelEnv` in the mode under test; it is closed after the test."""
-    made: list[ParallelEnv] = []
-
-    def make(envs: Any, **kwargs: Any) -> ParallelEnv:
-        made.append(ParallelEnv(envs, para_mode=mode, **kwargs))
-        return made[-1]
-
-    yield make
-    for env in made:
-        env.close()
+    with contextlib.ExitStack() as made:
+        yield lambda envs, **kwargs: made.enter_context(ParallelEnv(envs, para_mode=mode, **kwargs))
 
 
 @pytest.fixture
 def make_pool(mode: str) -> Iterator[MakePool]:
     """Make a `TaskPool` in the mode under test, with two workers; it is closed after the test."""
-    made: list[TaskPool] = []
+    with contextlib.ExitStack() as made:
 
-    def make(make_sampler_fn: Any, sampler_fn_args: Any, auto: bool = True, **kwargs: Any) -> TaskPool:
-        arguments = {"num_cpus": 2, **kwargs}
-        made.append(ParallelEnv.from_samplers(make_sampler_fn, sampler_fn_args, mode, auto, **arguments))
-        return made[-1]
+        def make(make_sampler_fn: Any, sampler_fn_args: Any, auto: bool = True, **kwargs: Any) -> TaskPool:
+            arguments = {"num_cpus": 2, **kwargs}
+            return made.enter_context(
+                ParallelEnv.from_samplers(make_sampler_fn, sampler_fn_args, mode, auto, **arguments)
+            )
 
-    yield make
-    for env in made:
-        env.close()
-
-
-# -------------------------------------------------------------------- leaks
+        yield make
 
 
 @pytest.fixture(autouse=True)

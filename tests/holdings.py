@@ -24,8 +24,8 @@ class Holdings:
     def __init__(self) -> None:
         self.processes = _processes()
         self.threads = {thread for thread in threading.enumerate() if not _is_foreign(thread)}
-        self.descriptors = _listing("/proc/self/fd")
-        self.shared = _shared_memory()
+        self.descriptors = _descriptors()
+        self.shared = shared_memory()
         self.ray_runs = "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
         self.singletons = (self.ray_runs, *_helper_pids())
 
@@ -38,13 +38,13 @@ class Holdings:
             time.sleep(0.05)
             earlier, found = found, Holdings()
             # Without new shared memory: tests in other processes create and remove some.
-            found.shared = {name: target for name, target in found.shared.items() if name in earlier.shared}
+            found.shared &= earlier.shared
         return leaks
 
     def _beyond(self, before: Holdings) -> list[str]:
         leaks = [f"process {pid} ({what})" for pid, what in self.processes.items() if pid not in before.processes]
         leaks += [f"thread {thread.name}" for thread in self.threads - before.threads]
-        leaks += [f"/dev/shm/{name}" for name in self.shared.keys() - before.shared.keys()]
+        leaks += [f"/dev/shm/{name}" for name in self.shared - before.shared]
         more = len(self.descriptors) - len(before.descriptors)
         if self.singletons == before.singletons and more > (_RAY_DESCRIPTORS if self.ray_runs else 0):
             new = {number: target for number, target in self.descriptors.items() if number not in before.descriptors}
@@ -104,26 +104,21 @@ def _is_foreign(thread: threading.Thread) -> bool:
     )
 
 
-def _listing(folder: str) -> dict[str, str]:
-    """Return the entries of a folder, each with the target of the link that it is, if any."""
+def _descriptors() -> dict[str, str]:
+    """Return the open descriptors, each with what it is."""
     found = {}
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        try:
-            found[name] = os.readlink(path)
-        except OSError:
-            if os.path.lexists(path):  # else it is the descriptor that listed the folder, or a closed one
-                found[name] = ""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor that listed them
+            found[name] = os.readlink(f"/proc/self/fd/{name}")
     return found
 
 
-def _shared_memory() -> dict[str, str]:
+def shared_memory() -> set[str]:
     """Return the entries of /dev/shm without semaphores, which only other libraries and other processes make."""
-    return {name: target for name, target in _listing("/dev/shm").items() if not name.startswith("sem.")}
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Ctrl-C at any line, or any bytecode, that a call executes."""
+"""Ctrl-C at any line that a call executes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ _NOP = dis.opmap["NOP"]
 
 
 class Outcome(NamedTuple):
-    """The outcome of an interrupted call."""
-
     line: str  # before which the interrupt came; empty if the call had fewer lines
     error: type[BaseException] | None  # not the error itself: its traceback would keep the objects of the call alive
 
@@ -32,20 +30,18 @@ class Outcome(NamedTuple):
 
 
 class _Tracer:
-    """Sends this process SIGINT before the line or bytecode of that number, in files of whose paths one is a part."""
+    """Sends this process SIGINT before the line of that number, in files of whose paths one is a part."""
 
-    def __init__(self, number: int, paths: Sequence[str], event: str) -> None:
+    def __init__(self, number: int, paths: Sequence[str]) -> None:
         self._left = number
         self._paths = paths
-        self._event = event
         self._pid = os.getpid()
         self.line = ""
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if self.line or os.getpid() != self._pid or not any(part in frame.f_code.co_filename for part in self._paths):
             return None
-        frame.f_trace_opcodes = self._event == "opcode"
-        if event == self._event:
+        if event == "line":
             self._left -= 1
             if self._left <= 0 and frame.f_code.co_code[frame.f_lasti] != _NOP:
                 self.line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -53,18 +49,9 @@ class _Tracer:
         return self.trace
 
 
-def interrupt_at(
-    number: int, call: Callable[[], Any], paths: Sequence[str] = _EVERYWHERE, *, event: str = "line"
-) -> Outcome:
-    """Make a call and interrupt it before one of its lines.
-
-    Args:
-        number: Of the line, counted from 1 in the files below.
-        call: The call.
-        paths: Parts of the paths of these files.
-        event: ``"line"``, or ``"opcode"`` to count bytecodes instead.
-    """
-    tracer = _Tracer(number, paths, event)
+def interrupt_at(number: int, call: Callable[[], Any], paths: Sequence[str] = _EVERYWHERE) -> Outcome:
+    """Make a call and interrupt it before a line: the one of that number, from 1, in files with such parts of paths."""
+    tracer = _Tracer(number, paths)
     error: type[BaseException] | None = None
     made: Any = None
     found = sys.gettrace()

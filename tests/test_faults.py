@@ -37,9 +37,6 @@ def env(make_env: MakeEnv, tmp_path: Path) -> ParallelEnv:
     return env
 
 
-# ---------------------------------------------------------------- exceptions
-
-
 def test_failure_is_assigned_to_its_env_among_several_commands(env: ParallelEnv) -> None:
     env.send([RAISE, GO_ON], id=[0, 1])
     env.send([GO_ON], id=[3])
@@ -164,9 +161,6 @@ def test_object_that_fails_to_unpickle_affects_only_its_env_and_call(make_env: M
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 1, 1]
 
 
-# ---------------------------------------------------------------- interrupts
-
-
 def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda signum, frame: seen.append(signum))
@@ -178,9 +172,6 @@ def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
         assert seen == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-# ---------------------------------------------------------------- rebuilding and closing
 
 
 def test_restart_of_a_healthy_env_rebuilds_only_that_env(env: ParallelEnv) -> None:
@@ -230,13 +221,10 @@ def test_env_instance_in_the_same_process_cannot_be_rebuilt(mode: str) -> None:
 
 
 def test_flags_and_rewards_of_unusual_types(make_env: MakeEnv) -> None:
-    class Odd(Fragile):
-        def step(self, action: Any) -> Any:
-            flags: list[Any] = [1, np.array([True]), np.array([True, False]), "yes"]
-            rewards: list[Any] = [7, np.float32(0.5), 1, 1]
-            return self._state(), rewards[action], flags[action], False, None
-
-    env = make_env([partial(Odd, number) for number in range(4)], asynchronous="continue")
+    flags = [1, np.array([True]), np.array([True, False]), "yes"]
+    rewards = [7, np.float32(0.5), 1, 1]
+    answers = [(RIGHT[0], reward, flag, False, None) for reward, flag in zip(rewards, flags, strict=True)]
+    env = make_env([partial(Liar, answers, number) for number in range(4)], asynchronous="continue")
     env.reset()
     with pytest.raises(ExceptionGroup, match="terminated and truncated are bools") as caught:
         env.step([0, 1, 2, 3])
@@ -337,9 +325,6 @@ def test_results_are_writable_and_share_no_memory(make_env: MakeEnv) -> None:
         info["same"][0] = 7
         state[1] = 5
         assert state.tolist() == [0, 5, 2]
-
-
-# ---------------------------------------------------------------- misuse
 
 
 def test_parallel_env_cannot_be_copied_or_pickled(env: ParallelEnv) -> None:

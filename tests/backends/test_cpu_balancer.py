@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import start
 
 from parallelenv.backends import _process
 from parallelenv.backends._process import CpuBalancer
@@ -27,16 +26,17 @@ pytestmark = pytest.mark.skipif(
 class Machine:
     """A machine on which the caller and workers run.
 
-    Attributes:
+    Args:
         cores: State and core of each process, such as ``"R0"``; it runs, or sleeps (``S``).
-        allowed: The cores that each process may use.
-        num_runnable: Number of processes that are ready to run.
-        moves: Every ``sched_setaffinity``.
+        pinned: The processes that may use only the core on which they are.
+        others: Number of other processes that are ready to run.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: dict[int, str], others: int = 0) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, cores: dict[int, str], pinned: Sequence[int] = (), others: int = 0
+    ) -> None:
         self.cores = cores
-        self.allowed = {pid: {0, 1, 2} for pid in cores}
+        self.allowed = {pid: {int(core[1:])} if pid in pinned else {0, 1, 2} for pid, core in cores.items()}
         self.num_runnable = others + sum(core.startswith("R") for core in cores.values())
         self.moves: list[tuple[int, set[int]]] = []
         monkeypatch.setattr(_process, "_read", self.read)
@@ -57,41 +57,33 @@ class Machine:
         self.allowed[pid] = set(cores)
 
 
+TOGETHER = {CALLER: "R0", 1: "R1", 2: "R1"}
+
+
 @pytest.mark.parametrize(
-    ("cores", "caller_steps", "others", "moved"),
+    ("cores", "caller_steps", "options", "moved"),
     [
-        ({CALLER: "R0", 1: "R1", 2: "R1"}, False, 0, {2: 0}),
-        ({CALLER: "R0", 1: "R1", 2: "R1"}, True, 0, {2: 2}),  # not to the core of the caller, which is busy itself
-        ({CALLER: "R0", 1: "R0", 2: "R1"}, True, 0, {1: 2}),
-        ({CALLER: "R0", 1: "R0", 2: "R1"}, False, 0, {}),  # it only waits
-        ({CALLER: "R0", 1: "R1", 2: "R1"}, False, 1, {}),  # another process needs a core
-        ({CALLER: "R0", 1: "R1", 2: "S1"}, False, 0, {}),
+        (TOGETHER, False, {}, {2: 0}),
+        (TOGETHER, True, {}, {2: 2}),  # not to the core of the caller, which is busy itself
+        ({CALLER: "R0", 1: "R0", 2: "R1"}, True, {}, {1: 2}),
+        ({CALLER: "R0", 1: "R0", 2: "R1"}, False, {}, {}),  # it only waits
+        (TOGETHER, False, {"others": 1}, {}),  # another process needs a core
+        (TOGETHER, False, {"pinned": [1, 2]}, {}),  # by the user
+        ({CALLER: "R0", 1: "R1", 2: "S1"}, False, {}, {}),
+        ({CALLER: "R0", 1: "R1"}, False, {}, {}),  # the other worker is dead
     ],
 )
 def test_balancer_moves_a_worker_off_a_shared_core(
-    cores: Any, caller_steps: bool, others: int, moved: dict[int, int], monkeypatch: pytest.MonkeyPatch
+    cores: Any, caller_steps: bool, options: Any, moved: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = Machine(monkeypatch, cores, others)
+    machine = Machine(monkeypatch, cores, **options)
     CpuBalancer(caller_steps).balance([1, 2])
     assert machine.moves == [move for pid, core in moved.items() for move in ((pid, {core}), (pid, {0, 1, 2}))]
 
 
-def test_balancer_does_not_move_workers_pinned_by_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, {CALLER: "R0", 1: "R1", 2: "R1"})
-    machine.allowed.update({1: {1}, 2: {1}})
-    CpuBalancer(caller_steps=False).balance([1, 2])
-    assert machine.moves == []
-
-
-def test_dead_worker_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, {CALLER: "R0", 1: "R1", 2: "R1"})
-    CpuBalancer(caller_steps=True).balance([1, 2, 3])
-    assert machine.moves == []
-
-
 @pytest.mark.parametrize("what", ["sched_setaffinity", LOADAVG])
 def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, {CALLER: "R0", 1: "R1", 2: "R1"})
+    machine = Machine(monkeypatch, TOGETHER)
     with monkeypatch.context() as patch:
         if what == LOADAVG:
             patch.setattr(Path, "exists", lambda self: str(self) != what)
@@ -104,12 +96,10 @@ def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, m
 
 @pytest.fixture
 def busy() -> Iterator[list[int]]:
-    """Two processes that compute."""
-    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    started = [start("print(flush=True)\nwhile True: pass") for _ in range(2)]
     for process in started:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"\n"
+        assert process.stdout.readline() == "\n"
     yield [process.pid for process in started]
     for process in started:
         process.kill()

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -46,8 +45,6 @@ class Env(gym.Env):
 
 
 class Package:
-    """A package in a folder of its own."""
-
     def __init__(self, folder: Path, name: str, body: str) -> None:
         self.name = name
         self.folder = folder / name
@@ -93,9 +90,6 @@ def run(env: Any, text: str = "os.getpid()", num_cpus: int = NUM_WORKERS, **opti
         return list(pool.customized_method("evaluate", {"text": text}))
 
 
-# ---------------------------------------------------------------- imported once
-
-
 def test_a_package_is_imported_once_for_all_workers_of_all_pools(make_package: MakePackage) -> None:
     package = make_package()
     workers = {pid for _ in range(3) for pid in run(package.env())}
@@ -130,9 +124,6 @@ def test_preload_of_a_module_that_starts_a_thread_warns(make_package: MakePackag
         run(make_package().env(), preload=[unfit.name])
 
 
-# ---------------------------------------------------------------- imported again
-
-
 @pytest.mark.parametrize("file", ["__init__.py", "part.py"])
 def test_package_changed_on_disk_is_imported_again(make_package: MakePackage, file: str) -> None:
     package = make_package("from . import part")
@@ -154,9 +145,6 @@ def test_package_is_imported_again_if_environment_or_sys_path_changes(
     assert len(package.imported_in()) == 2
     run(package.env())
     assert len(package.imported_in()) == 2
-
-
-# ---------------------------------------------------------------- packages that cannot be forked
 
 
 ABROAD = f"if os.getpid() != {os.getpid()}:\n    "  # the caller imports it as well
@@ -209,9 +197,6 @@ def test_caller_survives_import_that_exits_the_process(make_package: MakePackage
     assert f"{package.name}, whose import ends the process" in doctor.describe()
 
 
-# ---------------------------------------------------------------- as if each worker had imported it
-
-
 def test_output_of_an_import_is_shown_once(make_package: MakePackage, capfd: pytest.CaptureFixture[str]) -> None:
     body = "print('hello'); import logging; log = logging.getLogger(__name__)\n"
     body += "import sys; log.addHandler(logging.StreamHandler(sys.stdout))"
@@ -260,9 +245,6 @@ def test_workers_have_cwd_and_argv_of_caller_and_leak_no_descriptors(
     assert found == [found[0]] * NUM_WORKERS
 
 
-# ---------------------------------------------------------------- exit
-
-
 def test_killed_workers_and_fork_servers_are_replaced_and_other_workers_keep_running(make_package: MakePackage) -> None:
     package = make_package()
     with ParallelEnv([package.env()] * 2, "subproc", num_cpus=2, on_failure="restart") as env:
@@ -294,40 +276,37 @@ def test_forked_child_starts_its_own_fork_servers(make_package: MakePackage) -> 
 SCRIPT = """
 import os, sys
 from parallelenv import ParallelEnv
+os.environ["CALLER"] = str(os.getpid())
 sys.path.insert(0, sys.argv[1])
 module = __import__(sys.argv[2])
-try:
+def use():
     with ParallelEnv([module.Env] * 2, "subproc", num_cpus=2) as env:
         env.reset()
+try:
+    use()
 except KeyboardInterrupt:
     os.environ["QUICK"] = "1"
-    with ParallelEnv([module.Env] * 2, "subproc", num_cpus=2) as env:
-        env.reset()
+    use()
     print("usable", flush=True)
 """
 SLOW = "if 'QUICK' not in os.environ and os.getpid() != int(os.environ['CALLER']):\n    import time; time.sleep(60)"
 
 
-@pytest.fixture
-def importing(make_package: MakePackage, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A script whose fork server imports a package, and takes long."""
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_caller_is_killed_or_interrupted_during_an_import_in_the_fork_server(
+    make_package: MakePackage, tmp_path: Path, is_killed: bool
+) -> None:
     package = make_package(SLOW)
-    script = f"import os; os.environ['CALLER'] = str(os.getpid()){SCRIPT}"
-    with start(script, str(tmp_path), package.name, start_new_session=True) as process:
+    with start(SCRIPT, str(tmp_path), package.name, start_new_session=True) as process:
         while len(package.imported_in()) < 2:  # the caller's, and the server's
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
-        yield process
-
-
-def test_fork_server_that_imports_exits_when_the_caller_is_killed(importing: subprocess.Popen[str]) -> None:
-    family = psutil.Process(importing.pid).children(recursive=True)
-    assert len(family) >= 3  # the tracker, the root, and the server
-    importing.kill()
-    assert survivors([one.pid for one in family], patience=2) == []
-
-
-def test_ctrl_c_during_import_in_fork_server_reaches_only_the_caller(importing: subprocess.Popen[str]) -> None:
-    os.killpg(importing.pid, signal.SIGINT)
-    assert importing.communicate(timeout=30) == ("usable\n", "")
-    assert importing.returncode == 0
+        if is_killed:
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert len(family) >= 3  # the tracker, the root, and the server
+            process.kill()
+            assert survivors([one.pid for one in family], patience=2) == []
+        else:
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.communicate(timeout=30) == ("usable\n", "")
+            assert process.returncode == 0

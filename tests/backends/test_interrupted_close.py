@@ -5,8 +5,6 @@ Leaks are found at the end of each test, as in every test file.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 import os
 import signal
@@ -17,7 +15,8 @@ import psutil
 import pytest
 from interrupting import interrupt_at
 
-from parallelenv import ParallelEnv, get_worker_info
+from parallelenv import ParallelEnv
+from parallelenv.engine.worker_pool import Pool
 from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
 from parallelenv.testing.envs import Sleeper
 
@@ -46,23 +45,16 @@ def test_interrupt_during_close_is_raised_and_leaks_nothing(way: str) -> None:
     assert number > stride
 
 
-EXECUTORS = ("parallelenv/contract/worker_info.py", "parallelenv/worker/host.py", "backends/_in_process.py")
+def test_close_after_two_interrupts_closes_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
 
-
-@pytest.mark.parametrize("name", ["step", "reset", "close"])
-def test_worker_info_is_none_after_an_interrupt_at_any_bytecode(name: str) -> None:
-    arguments = ([0, 0],) if name == "step" else ()
-    with contextlib.ExitStack() as opened:
-        for number in itertools.count(1):
-            if number == 1 or name == "close":
-                env = opened.enter_context(ParallelEnv([Sleeper] * 2, "dummy"))
-            env.reset()
-            outcome = interrupt_at(number, functools.partial(getattr(env, name), *arguments), EXECUTORS, event="opcode")
-            assert get_worker_info() is None, outcome
-            if not outcome.line:
-                break
-            assert outcome.is_raised, outcome
-    assert number > 50
+    for number in (50, 150):
+        env = ParallelEnv([Sleeper] * 2, "subproc", num_cpus=2, start_method="fork")
+        with monkeypatch.context() as patch:
+            patch.setattr(Pool, "_close_at_once", interrupted)
+            assert interrupt_at(number, env.close).is_raised
+        env.close()
 
 
 # The files in which a worker and the batch get their descriptors.

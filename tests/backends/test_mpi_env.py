@@ -12,18 +12,13 @@ from conftest import MakeEnv
 
 from parallelenv.testing.envs import Counter
 
-OF_LAUNCHERS = {
-    "OMPI_COMM_WORLD_RANK": "0",
-    "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:1",
-    "PMI_RANK": "0",
-    "PMI_FD": "7",
-    "PMIX_NAMESPACE": "job",
-    "PRTE_LAUNCHED": "1",
-    "HYDI_CONTROL_FD": "8",
-    "MPI_LOCALRANKID": "0",
-    "MV2_COMM_WORLD_RANK": "0",
-    "PALS_RANKID": "0",
-}
+OF_LAUNCHERS = dict.fromkeys(
+    (
+        *("OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_hnp_uri", "PMI_RANK", "PMI_FD", "PMIX_NAMESPACE", "PRTE_LAUNCHED"),
+        *("HYDI_CONTROL_FD", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK", "PALS_RANKID"),
+    ),
+    "7",
+)
 OTHERS = {"OMP_NUM_THREADS": "3", "MPICH_VERSION": "4", "SLURM_CPUS_PER_TASK": "2", "MY_PMI_RANK": "5"}
 ALL = {**OF_LAUNCHERS, **OTHERS}
 
@@ -36,7 +31,8 @@ class Reporter(Counter):
         self.found = {name: os.environ[name] for name in ALL if name in os.environ}
 
     def of_child(self) -> list[str]:
-        return [line.partition("=")[0] for line in os.popen("env")]
+        with os.popen("env") as lines:
+            return [line.partition("=")[0] for line in lines]
 
 
 REPORTERS = [partial(Reporter, number) for number in range(2)]
@@ -55,16 +51,22 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return without_test()
 
 
-def assert_hidden(env: Any) -> None:
-    assert env.get_env_attr("found") == [OTHERS] * 2
-    for names in env.customized_method("of_child"):
-        assert ALL.keys() & names == OTHERS.keys()
+def assert_found(env: Any, *found: dict[str, str]) -> None:
+    assert env.get_env_attr("found") == list(found)
+    assert [ALL.keys() & names for names in env.customized_method("of_child")] == [one.keys() for one in found]
 
 
 @pytest.mark.parametrize("mode", ["subproc"], indirect=True)
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize(
+    ("options", "of_last_env"),
+    [
+        *[({"start_method": method}, OTHERS) for method in ("forkserver", "spawn", "fork")],
+        ({"caller_steps": True}, ALL),  # it is in the caller
+    ],
+    ids=["forkserver", "spawn", "fork", "caller_steps"],
+)
 def test_workers_do_not_inherit_variables_of_the_mpi_launcher(
-    start_method: str, launched: dict[str, str], make_env: MakeEnv
+    options: Any, of_last_env: dict[str, str], launched: dict[str, str], make_env: MakeEnv
 ) -> None:
     missed: list[str] = []
     is_over = threading.Event()
@@ -76,27 +78,19 @@ def test_workers_do_not_inherit_variables_of_the_mpi_launcher(
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        env = make_env(REPORTERS, num_cpus=2, start_method=start_method)
+        env = make_env(REPORTERS, num_cpus=2, **options)
     finally:
         is_over.set()
         watcher.join()
-    assert_hidden(env)
+    assert_found(env, OTHERS, of_last_env)
     assert missed == []  # not even while they started
     assert env.restart() == (0, 1)
-    assert_hidden(env)
+    assert_found(env, OTHERS, of_last_env)
     env.close()
-    assert without_test() == launched
-
-
-@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
-def test_envs_of_the_caller_see_variables_of_the_mpi_launcher(launched: dict[str, str], make_env: MakeEnv) -> None:
-    env = make_env(REPORTERS, num_cpus=2, caller_steps=True)
-    assert env.get_env_attr("found") == [OTHERS, ALL]
     assert without_test() == launched
 
 
 @pytest.mark.parametrize("mode", ["ray", "ray-subproc"], indirect=True)
 def test_ray_actors_do_not_inherit_variables_of_the_mpi_launcher(make_env: MakeEnv) -> None:
     # As if Ray had been started by the launched process: its workers inherit what is set there.
-    env = make_env(REPORTERS, num_cpus=2, ray_options={"runtime_env": {"env_vars": ALL}})
-    assert_hidden(env)
+    assert_found(make_env(REPORTERS, num_cpus=2, ray_options={"runtime_env": {"env_vars": ALL}}), OTHERS, OTHERS)

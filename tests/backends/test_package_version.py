@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MakeEnv
-from scripts import environment, run
+from scripts import environment
 
 import parallelenv
 from parallelenv.errors import WorkerStartError
@@ -43,36 +43,34 @@ forkserver.set_forkserver_preload(["this"])
 import atexit
 atexit.register(lambda: print(forkserver._forkserver._preload_modules))
 """
-OTHER_FIRST = "import parallelenv"  # before a folder with another copy comes first
-
-
 FOUND = os.pathsep.join([str(HERE.parent), *filter(None, sys.path)])
 
 
-def copy_package(folder: Path) -> None:
-    shutil.copytree(HERE, folder / "parallelenv", ignore=shutil.ignore_patterns("__pycache__"))
-
-
-def run_copy(tmp_path: Path, method: str, first: str) -> tuple[str, str]:
-    """Run a script with its own copy of this package, where Python would otherwise find another; return its outputs."""
-    copy_package(tmp_path)
-    script = SCRIPT.format(first=first)
-    return run(script, str(tmp_path), method, FOUND, cwd="/", env=environment(PYTHONPATH=FOUND))[:2]
+def run_copy(copy: Path, method: str, first: str = "", *, preferred: Path, cwd: str = "/") -> tuple[str, str]:
+    """Run a script next to another copy of this package, with a preferred folder of modules; return its outputs."""
+    shutil.copytree(HERE, copy / "parallelenv", ignore=shutil.ignore_patterns("__pycache__"))
+    script = copy.parent / "script.py"
+    script.write_text(SCRIPT.format(first=first))
+    command = [sys.executable, str(script), str(preferred), method, FOUND]
+    own = environment(PYTHONPATH=FOUND)
+    ended = subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, timeout=50, check=False)
+    return ended.stdout, ended.stderr
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
 def test_workers_import_the_callers_copy_of_the_package_and_leave_the_users_fork_server_alone(
     method: str, tmp_path: Path
 ) -> None:
-    out, err = run_copy(tmp_path, method, USE_SERVER)
+    out, err = run_copy(tmp_path / "copy", method, USE_SERVER, preferred=tmp_path / "copy")
     assert err == ""
-    assert out.split() == [str(tmp_path / "parallelenv" / "__init__.py"), "True", "['this']"]
+    assert out.split() == [str(tmp_path / "copy" / "parallelenv" / "__init__.py"), "True", "['this']"]
 
 
 def test_workers_with_another_copy_are_refused(tmp_path: Path) -> None:
-    _, err = run_copy(tmp_path, "spawn", OTHER_FIRST)
+    first = "import parallelenv"  # before the copy comes first
+    _, err = run_copy(tmp_path / "copy", "spawn", first, preferred=tmp_path / "copy")
     assert "WorkerStartError: A worker runs a different copy of parallelenv from the caller" in err
-    assert f"in {tmp_path / 'parallelenv'}, not {parallelenv.__version__} in {HERE}" in err
+    assert f"in {tmp_path / 'copy' / 'parallelenv'}, not {parallelenv.__version__} in {HERE}" in err
     assert f"PYTHONPATH={HERE.parent} before" in err
 
 
@@ -84,11 +82,6 @@ def test_actors_need_the_same_version(make_env: MakeEnv, monkeypatch: pytest.Mon
 
 
 def test_copy_in_the_current_directory_is_not_imported(tmp_path: Path) -> None:
-    sources, script = tmp_path / "sources", tmp_path / "script.py"
-    copy_package(sources)
-    script.write_text(SCRIPT.format(first=""))
-    command = [sys.executable, str(script), str(tmp_path), "forkserver", FOUND]
-    own = environment(PYTHONPATH=FOUND)
-    ended = subprocess.run(command, cwd=sources, env=own, capture_output=True, text=True, timeout=50, check=False)
-    assert ended.stderr == ""
-    assert ended.stdout.split() == [str(HERE / "__init__.py"), "True"]
+    out, err = run_copy(tmp_path / "copy", "forkserver", preferred=tmp_path, cwd=str(tmp_path / "copy"))
+    assert err == ""
+    assert out.split() == [str(HERE / "__init__.py"), "True"]

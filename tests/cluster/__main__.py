@@ -18,7 +18,6 @@ _DEFAULTS = ("CartPole-v1", "--num-envs", "16")
 
 
 def demo() -> int:
-    """Run the comparison; return its exit status."""
     import ray
 
     with contextlib.closing(Nodes()) as nodes:

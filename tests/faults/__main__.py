@@ -39,7 +39,6 @@ class Table:
 
 
 def main() -> int:
-    """Run the cells and print the table; return the exit status."""
     # As for an installed package: in a fresh checkout every process that starts would compile it, for 0.15 s each.
     for package in (parallelenv, backends):
         compileall.compile_dir(next(iter(package.__path__)), quiet=1)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from holdings import shared_memory
 
 _PATIENCE = 60.0
 """Seconds for slow operations: Ray's start."""
@@ -24,7 +25,7 @@ class Caller:
 
     def __init__(self, prefix: Sequence[str], words: Sequence[str], folder: Path) -> None:
         self.folder = folder
-        self._shared = set(os.listdir("/dev/shm"))
+        self._shared = shared_memory()
         self._errors = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "faults.programs", *words],
@@ -37,7 +38,6 @@ class Caller:
         )
 
     def read(self) -> dict[str, Any]:
-        """Return the next report."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("{"):
@@ -46,7 +46,6 @@ class Caller:
         raise AssertionError(f"the program ended early:\n{self.errors()}")
 
     def await_file(self, name: str) -> None:
-        """Wait until one of its envs has made a file."""
         deadline = time.monotonic() + _PATIENCE
         while not (self.folder / name).exists():
             assert self.process.poll() is None, f"the program ended early:\n{self.errors()}"
@@ -76,7 +75,7 @@ class Caller:
 
     def check_nothing_left(self, *, with_processes: bool = True) -> None:
         """Check that no shared memory has a name, and that no process of its session is alive after 2 s."""
-        assert set(os.listdir("/dev/shm")) <= self._shared
+        assert shared_memory() <= self._shared
         deadline = time.monotonic() + 2.0
         while with_processes and (left := self.members()):
             assert time.monotonic() < deadline, f"{left} live on"
@@ -92,12 +91,10 @@ class Caller:
         return found
 
     def errors(self) -> str:
-        """Return what it wrote to standard error."""
         self._errors.seek(0)
         return self._errors.read()
 
     def end(self) -> None:
-        """Kill it and all processes that it started."""
         for process in self.members():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

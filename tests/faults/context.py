@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fragile import when_begun
 from holdings import survivors
-from modes import IN_CALLER, ON_RAY, ORACLE, PROCESSES, RAY, RAY_POOLS, THREADS
+from modes import IN_CALLER, MODES, ON_RAY, ORACLE, PROCESSES, RAY
 
 from faults.caller import Caller
 from faults.envs import NUM_ENVS, actions, faulty
@@ -27,12 +25,15 @@ CLOSE_PATIENCE = 3.3
 
 NO_WORKERS = IN_CALLER  # its envs live in the caller, and die with it
 IN_THREAD_OF_CALLER = (ORACLE,)  # a call in the caller's own thread cannot be given up
+# Seconds that modes get beyond the promise: Ray took 1.6 s to shut down, and an empty actor 1.7 to 2.7 s to start on a
+# busy machine.
+ENDS_INTERPRETER = dict.fromkeys(ON_RAY, 2.5)
+STARTS_WORKER = {RAY: 2.0}
+STARTS_POOL = dict.fromkeys(ON_RAY, 2.0)
 
 
 @dataclass(frozen=True)
 class Column:
-    """One way to run envs."""
-
     mode: str
     start_method: str = ""
 
@@ -40,38 +41,24 @@ class Column:
     def name(self) -> str:
         return f"{self.mode}/{self.start_method}" if self.start_method else self.mode
 
-    @property
-    def needs_ray(self) -> bool:
-        return self.mode in ON_RAY
+
+_START_METHODS = {PROCESSES: ("forkserver", "spawn", "fork")}
+COLUMNS = [Column(mode, method) for mode in MODES for method in _START_METHODS.get(mode, ("",))]
 
 
-COLUMNS = (
-    Column(ORACLE),
-    Column(THREADS),
-    Column(PROCESSES, "forkserver"),
-    Column(PROCESSES, "spawn"),
-    Column(PROCESSES, "fork"),
-    Column(RAY),
-    Column(RAY_POOLS),
-)
-
-
+@dataclass
 class Context:
-    """A mode and a folder; envs made here are closed at the end.
+    """A mode, a folder for the files of the envs, and options; envs made here are closed at the end."""
 
-    Args:
-        column: How to run envs.
-        folder: For the files of the envs.
-        options: Further options of each `ParallelEnv`.
-    """
+    column: Column
+    folder: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    _made: list[ParallelEnv] = field(default_factory=list)
+    _callers: list[Caller] = field(default_factory=list)
 
-    def __init__(self, column: Column, folder: Path, **options: Any) -> None:
-        self.column = column
-        self.mode = column.mode
-        self.folder = folder
-        self._options = {**options, "start_method": column.start_method} if column.start_method else options
-        self._made: list[ParallelEnv] = []
-        self._callers: list[Caller] = []
+    @property
+    def mode(self) -> str:
+        return self.column.mode
 
     def close(self) -> None:
         self.release()
@@ -82,14 +69,11 @@ class Context:
 
     def make(self, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
         """Return four envs in two workers, which have been reset."""
-        env = self.build(env_fns, **options)
-        self._made.append(env)
-        env.reset()
-        return env
-
-    def build(self, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
-        """Return envs that are not closed at the end."""
-        return ParallelEnv(env_fns or faulty(self.folder), self.mode, **{"num_cpus": 2, **self._options, **options})
+        start = {"start_method": self.column.start_method} if self.column.start_method else {}
+        options = {"num_cpus": 2, **start, **self.options, **options}
+        self._made.append(ParallelEnv(env_fns or faulty(self.folder), self.mode, **options))
+        self._made[-1].reset()
+        return self._made[-1]
 
     def call(self, program: str, *details: Any, prefix: Sequence[str] = ()) -> Caller:
         """Start an interpreter, with a session of its own, that is the caller of envs."""
@@ -99,7 +83,6 @@ class Context:
         return caller
 
     def release(self) -> None:
-        """Let waiting envs continue."""
         (self.folder / "go").touch()
 
     @property
@@ -108,20 +91,7 @@ class Context:
         return PROCESSES in self.mode
 
     def has(self, what: str, number: int = 0) -> bool:
-        """Return whether an env has made the file of an event."""
         return (self.folder / f"{what}-{number}").exists()
-
-    @contextmanager
-    def once_begun(self, act: Callable[[], None]) -> Iterator[list[float]]:
-        """Call a function as soon as env 0 has started; yield a list that gets the time of the call."""
-        moments: list[float] = []
-
-        def note_and_act() -> None:
-            moments.append(time.monotonic())
-            act()
-
-        with when_begun(self.folder, 0, note_and_act):
-            yield moments
 
     def check_death_error(self, error: BaseException, pid: int, ending: str, env_ids: tuple[int, ...] = (0, 1)) -> None:
         """Check the error about a dead worker that owned the first two envs."""
@@ -149,37 +119,31 @@ class Fault:
         provoke: Provokes it, checks everything that is promised for it, and returns the seconds from the fault
             until all envs were stepped again, or everything that had to end has ended.
         impossible: Modes in which it cannot happen.
-        patience: Seconds that a timeout of the user's, or that of `close`, adds to the limit.
-        limit: Seconds that are promised beyond that.
-        ends_interpreter: Whether the mode's own services end with the interpreter, which takes additional time.
-        replaces: The part that must start before all envs step again, a ``"worker"`` or a ``"pool"``; empty if none.
+        limit: Seconds that are promised, with a timeout of the user's or of `close`.
+        more: Seconds that some modes get in addition.
         is_slow: Whether it is left to `make test-all` in every mode.
     """
 
     name: str
     provoke: Callable[[Context], float]
     impossible: Collection[str] = ()
-    patience: float = 0.0
     limit: float = 1.0
-    ends_interpreter: bool = False
-    replaces: str = ""
+    more: Mapping[str, float] = field(default_factory=dict)
     is_slow: bool = False
-
-    def allowed(self, column: Column) -> float:
-        """Return the seconds within which it should be over."""
-        # Ray took 1.6 s to shut down, and an empty actor 1.7 to 2.7 s to start on a busy machine.
-        ending = 2.5 if self.ends_interpreter and column.needs_ray else 0.0
-        has_actor = column.needs_ray and (self.replaces == "pool" or (self.replaces == "worker" and column.mode == RAY))
-        return self.limit + self.patience + ending + (2.0 if has_actor else 0.0)
 
 
 FAULTS: list[Fault] = []
-Provoke = Callable[[Context], float]
+Provoke = TypeVar("Provoke", bound=Callable[..., float])
 
 
-def fault(name: str, impossible: Collection[str] = (), **details: Any) -> Callable[[Provoke], None]:
-    """Add a function to the table."""
-    return lambda provoke: FAULTS.append(Fault(name, provoke, impossible, **details))
+def fault(name: str, *arguments: Any, impossible: Collection[str] = (), **details: Any) -> Callable[[Provoke], Provoke]:
+    """Add a function with these arguments to the table."""
+
+    def enter(provoke: Provoke) -> Provoke:
+        FAULTS.append(Fault(name, lambda context: provoke(context, *arguments), impossible, **details))
+        return provoke
+
+    return enter
 
 
 def step_all(env: ParallelEnv) -> float:
@@ -201,7 +165,6 @@ def begin_all(env: ParallelEnv) -> float:
 
 
 def poll(is_true: Callable[[], Any]) -> None:
-    """Call a function until its result is true."""
     deadline = time.monotonic() + PATIENCE
     while not is_true():
         assert time.monotonic() < deadline, is_true

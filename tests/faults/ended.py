@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
+from modes import ON_RAY, ORACLE
 
-from modes import ORACLE
-
-from faults.context import CLOSE_PATIENCE, NO_WORKERS, Context, check_gone, fault
+from faults.context import CLOSE_PATIENCE, ENDS_INTERPRETER, NO_WORKERS, STARTS_POOL, Context, check_gone, fault
 
 _GONE = 2.0
 """Seconds after the death of the caller within which its workers should be gone."""
 
 
-def _interrupt(program: str, begun: str, context: Context) -> float:
+@fault("Ctrl-C in step", "interrupt_step", "began-0", is_slow=True)
+@fault("Ctrl-C in reset", "interrupt_reset", "began-0", is_slow=True)
+@fault("Ctrl-C in the constructor", "interrupt_constructor", "began-0", is_slow=True, more=STARTS_POOL)
+@fault("Ctrl-C in close", "interrupt_close", "closed-0", is_slow=True, limit=1.0 + CLOSE_PATIENCE, more=STARTS_POOL)
+def interrupted(context: Context, program: str, begun: str) -> float:
     """Send SIGINT to the process group once an env has made a file; return the seconds until all step again."""
-    caller = context.call(*program.split())
+    caller = context.call(program)
     caller.await_file(begun)
     moment = caller.interrupt()
     facts = caller.read()
@@ -23,7 +25,16 @@ def _interrupt(program: str, begun: str, context: Context) -> float:
     return float(max(facts["told"], facts["usable"], gone) - moment)
 
 
-def _kill(how: str, begun: tuple[str, ...], context: Context) -> float:
+@fault("SIGKILL of the caller, idle workers", "idle", impossible=NO_WORKERS, limit=_GONE, is_slow=True)
+@fault("SIGKILL of the caller, busy workers", "busy", "began-0", "began-2", impossible=NO_WORKERS, limit=_GONE)
+@fault(
+    "SIGKILL of the caller, worker in C code that keeps the GIL",
+    *("in C", "began-0"),
+    impossible=NO_WORKERS,
+    limit=_GONE,
+    is_slow=True,
+)
+def killed(context: Context, how: str, *begun: str) -> float:
     """Kill a program; return the seconds until its workers have exited."""
     caller = context.call("stay", how)
     workers = caller.read()["pids"]
@@ -32,57 +43,23 @@ def _kill(how: str, begun: tuple[str, ...], context: Context) -> float:
     moment = caller.kill()
     gone = check_gone(workers)
     # Ray's own processes exit half a minute later.
-    caller.check_nothing_left(with_processes=not context.column.needs_ray)
+    caller.check_nothing_left(with_processes=context.mode not in ON_RAY)
     return gone - moment
 
 
-def _leave(how: str, context: Context) -> float:
+@fault("exit of the interpreter, idle workers", "idle", more=ENDS_INTERPRETER, is_slow=True)
+@fault(
+    "exit of the interpreter, busy worker",
+    "busy",
+    impossible=(ORACLE,),  # nothing happens in the background
+    limit=1.0 + CLOSE_PATIENCE,
+    more=ENDS_INTERPRETER,
+    is_slow=True,
+)
+def left(context: Context, how: str) -> float:
     """Let a program exit with open envs; return the seconds that it took."""
     caller = context.call("leave", how)
     facts = caller.read()
     gone = check_gone([caller.process.pid, *facts["pids"]])
     caller.finish()
     return gone - float(facts["ending"])
-
-
-for _name, _program, _begun, _patience, _replaces in (
-    ("step", "interrupt_step", "began-0", 0.0, ""),
-    ("reset", "interrupt_other reset", "began-0", 0.0, ""),
-    ("customized_method", "interrupt_other method", "began-0", 0.0, ""),
-    ("the constructor", "interrupt_construction", "began-0", 0.0, "pool"),
-    ("close", "interrupt_close", "closed-0", CLOSE_PATIENCE, "pool"),
-    ("a step that rebuilds an env, by on_failure='restart'", "interrupt_recovery", "began-0", 0.0, ""),
-):
-    _add = fault(f"Ctrl-C in {_name}", patience=_patience, replaces=_replaces, is_slow=True)
-    _add(partial(_interrupt, _program, _begun))
-
-
-@fault("Ctrl-C twice", is_slow=True)
-def twice(context: Context) -> float:
-    caller = context.call("interrupt_twice")
-    caller.await_file("began-0")
-    caller.interrupt()
-    caller.read()
-    if context.mode == ORACLE:  # the next env is stepped by recv, in the caller
-        caller.await_file("began-1")
-    moment = caller.interrupt()
-    facts = caller.read()
-    caller.finish()
-    return float(facts["usable"]) - moment
-
-
-for _name, _how, _files in (
-    ("idle workers", "idle", ()),
-    ("busy workers", "busy", ("began-0", "began-2")),
-    ("worker in C code that keeps the GIL", "in C", ("began-0",)),
-):
-    fault(f"SIGKILL of the caller, {_name}", NO_WORKERS, limit=_GONE, is_slow=True)(partial(_kill, _how, _files))
-fault("exit of the interpreter, idle workers", ends_interpreter=True, is_slow=True)(partial(_leave, "idle"))
-_add = fault(
-    "exit of the interpreter, busy worker",
-    (ORACLE,),  # nothing happens in the background
-    patience=CLOSE_PATIENCE,
-    ends_interpreter=True,
-    is_slow=True,
-)
-_add(partial(_leave, "busy"))

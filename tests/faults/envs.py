@@ -20,29 +20,13 @@ from fragile import Fragile, TwoArguments
 NUM_ENVS = 4
 ACTIONS = (
     *("go", "wait", "hang_stubbornly", "hang_with_the_lock", "fall", "raise_interrupt", "leave", "crash"),
-    *("hand_out_lock", "hand_out_much", "hand_out_slowly", "print_from_c", "close_stdin"),
+    *("hand_out_lock", "hand_out_much", "close_stdin"),
 )
 """The deeds of a step: see `Faulty.do`."""
 LARGE = 1 << 27
 """Bytes of a result that takes a while to send."""
 _FOR_EVER = 60.0
 """Seconds after which a waiting env continues anyway, so that a failed test leaves nothing behind."""
-
-
-class OnlyKeywords(Exception):
-    """An exception that does not unpickle with the default mechanism."""
-
-    def __init__(self, *, code: int) -> None:
-        super().__init__(f"code {code}")
-        self.code = code
-
-
-class Holding(Exception):
-    """An exception that does not pickle."""
-
-    def __init__(self) -> None:
-        super().__init__("held")
-        self.lock = threading.Lock()
 
 
 class Faulty(Fragile):
@@ -53,15 +37,13 @@ class Faulty(Fragile):
         folder: For the files ``began-0`` (which contains the process id), ``closed-0`` and ``go``.
         birth: The fault in the constructor.
         end: The fault in `close`.
-        picture: The fault in `render`.
     """
 
     action_space = gym.spaces.Discrete(len(ACTIONS))
 
-    def __init__(self, number: int, folder: str, birth: str = "go", end: str = "go", picture: str = "go") -> None:
+    def __init__(self, number: int, folder: str, birth: str = "go", end: str = "go") -> None:
         super().__init__(number, folder)
         self.end = end
-        self.picture = picture
         self.lock = threading.Lock()
         self.do(birth)
 
@@ -75,15 +57,11 @@ class Faulty(Fragile):
         self.steps += 1
         return self._state(), 1.0, False, False, {} if result is None else {"said": result}
 
-    def render(self) -> Any:
-        return self.do(self.picture)
-
     def close(self) -> None:
         self._tell("closed")
         self.do(self.end)
 
     def do(self, what: str) -> Any:
-        """Cause a fault, by name."""
         return getattr(self, what)()
 
     def _tell(self, what: str) -> None:
@@ -92,21 +70,13 @@ class Faulty(Fragile):
         draft.write_text(str(os.getpid()))
         draft.rename(Path(self.folder, f"{what}-{self.number}"))
 
-    # ---------------------------------------------------------------- slow operations
-
-    def go(self) -> None:
-        """Nothing."""
+    def go(self) -> None: ...
 
     def wait(self) -> None:
-        """Wait for a file."""
         self._tell("began")
         deadline = time.monotonic() + _FOR_EVER
         while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
             time.sleep(0.005)
-
-    def wait_if_requested(self) -> None:
-        if Path(self.folder, "slow").exists():
-            self.wait()
 
     def hang_stubbornly(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -117,19 +87,11 @@ class Faulty(Fragile):
         self._tell("began")
         ctypes.PyDLL(None).sleep(int(_FOR_EVER))
 
-    # ---------------------------------------------------------------- exceptions and exits
-
     def fall(self) -> None:
         raise ZeroDivisionError(f"env {self.number} fell over")
 
     def raise_two(self) -> None:
         raise TwoArguments("first", "second")
-
-    def raise_keyword(self) -> None:
-        raise OnlyKeywords(code=self.number)
-
-    def raise_lock(self) -> None:
-        raise Holding
 
     def raise_exit(self) -> None:
         raise SystemExit(3)
@@ -146,8 +108,6 @@ class Faulty(Fragile):
     def crash(self) -> None:
         ctypes.string_at(0)
 
-    # ---------------------------------------------------------------- return values and streams
-
     def hand_out_lock(self) -> Any:
         return self.lock
 
@@ -156,28 +116,11 @@ class Faulty(Fragile):
         self._tell("began")
         return much
 
-    def hand_out_slowly(self) -> Any:
-        return _Slow(self)
-
-    def print_from_c(self) -> None:
-        os.write(1, b"a line from C\n")
-
     def close_stdin(self) -> None:
         if sys.stdin is not None:
             sys.stdin.close()
         with contextlib.suppress(OSError):  # that may have closed it already
             os.close(0)
-
-
-class _Slow:
-    """An object that is slow to pickle."""
-
-    def __init__(self, env: Faulty) -> None:
-        self._env = env
-
-    def __reduce__(self) -> Any:
-        self._env.wait()
-        return int, ()
 
 
 class Loose(Faulty):

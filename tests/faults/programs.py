@@ -21,11 +21,12 @@ from signal import SIGINT, default_int_handler, signal
 from typing import Any
 
 import psutil
+from modes import ON_RAY
 
 from faults.context import Column, Context, begin_all, kill, step_all
 from faults.envs import NUM_ENVS, Faulty, actions, faulty
 from parallelenv import ParallelEnv
-from parallelenv.errors import EnvBusyError, EnvInterruptedError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
+from parallelenv.errors import EnvBusyError, EnvInterruptedError, WorkerDiedError, WorkerTimeoutError
 
 MANY = 8
 """Number of workers requested where the limits allow fewer."""
@@ -51,14 +52,11 @@ def interrupted(call: Callable[[], Any]) -> float:
 
 def keep_cluster(context: Context) -> None:
     """Start Ray for the whole program, if it is needed: else it ends with the first pool."""
-    if context.column.needs_ray:
+    if context.mode in ON_RAY:
         import ray
 
         # "local": another Ray may run on this machine.
         ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
-
-
-# ---------------------------------------------------------------- interrupts
 
 
 def interrupt_step(context: Context) -> None:
@@ -75,21 +73,16 @@ def interrupt_step(context: Context) -> None:
     tell(told=told, usable=step_all(env))
 
 
-def interrupt_other(context: Context, call: str) -> None:
+def interrupt_reset(context: Context) -> None:
     env = context.make()
-    if call == "reset":
-        told = interrupted(lambda: env.reset(options={"do": "wait"}))
-    else:
-        told = interrupted(lambda: env.customized_method("do", {"what": "wait"}))
+    told = interrupted(lambda: env.reset(options={"do": "wait"}))
     context.release()
-    pids_of = partial(env.customized_method, "pid")
-    assert pids_of(id=[3, 0]) == pids_of(id=3) + pids_of(id=0)
-    tell(told=told, usable=begin_all(env) if call == "reset" else step_all(env))
+    tell(told=told, usable=begin_all(env))
 
 
-def interrupt_construction(context: Context) -> None:
+def interrupt_constructor(context: Context) -> None:
     keep_cluster(context)
-    told = interrupted(lambda: context.build(faulty(context.folder, number=0, birth="wait")))
+    told = interrupted(lambda: context.make(faulty(context.folder, number=0, birth="wait")))
     begun = {int(path.read_text()) for path in context.folder.glob("began-?")}
     tell(told=told, usable=begin_all(context.make()), pids=sorted(begun - {os.getpid()}))
     sys.stdin.readline()  # the test looks for them while this process is alive
@@ -108,38 +101,6 @@ def interrupt_close(context: Context) -> None:
     sys.stdin.readline()
 
 
-def interrupt_recovery(context: Context) -> None:
-    slow = faulty(context.folder, number=0, birth="wait_if_requested")
-    env = context.make(slow, asynchronous="restart", on_failure="restart")
-    (context.folder / "slow").touch()
-    told = interrupted(lambda: env.step(actions("fall")))
-    context.release()
-    results = [env.recv()]
-    while sum(len(result.env_ids) for result in results) < NUM_ENVS:
-        results.append(env.recv())
-    results.append(env.step(actions()))  # envs of the same worker may report it later
-    ended = [env_id for result in results for env_id in result.env_ids[result.truncated].tolist()]
-    assert 0 in ended
-    assert len(set(ended)) == len(ended)
-    tell(told=told, usable=step_all(env))
-
-
-def interrupt_twice(context: Context) -> None:
-    env = context.make()
-    first = interrupted(lambda: env.step(actions("wait", "wait")))
-
-    def receive() -> None:
-        tell(told=first)  # here, as the next interrupt comes at once
-        env.recv(min_envs=NUM_ENVS)
-
-    told = interrupted(receive)
-    context.release()
-    tell(told=told, usable=begin_all(env))
-
-
-# ---------------------------------------------------------------- ends
-
-
 def stay(context: Context, how: str) -> None:
     env = context.make()
     tell(pids=pids(env))
@@ -149,7 +110,6 @@ def stay(context: Context, how: str) -> None:
 
 
 def leave(context: Context, how: str) -> None:
-    """End with open envs."""
     envs = [context.make(), context.make()]
     workers = pids(*envs)
     if how == "busy":
@@ -157,63 +117,37 @@ def leave(context: Context, how: str) -> None:
     tell(pids=workers, ending=time.monotonic())
 
 
-# ---------------------------------------------------------------- standard input
-
-
-def lose_stdin(context: Context) -> None:
-    """Make an env that closes standard input."""
-    env = context.make()
-    began = time.monotonic()
-    env.step(actions("close_stdin"))
-    step_all(env)
-    env.restart(0)
-    usable = begin_all(env)
-    with context.make() as other:
-        step_all(other)
-    tell(told=began, usable=usable)
-
-
-def have_no_stdin(context: Context) -> None:
-    """Run without standard input, as a daemon does; the next descriptor is 0 then."""
-    sys.stdin.close()
-    with contextlib.suppress(OSError):
-        os.close(0)
+def lack_stdin(context: Context, who: str) -> None:
+    """Run without standard input, as a daemon does; the next descriptor is 0 then. Or make an env that closes it."""
+    if who == "caller":
+        sys.stdin.close()
+        with contextlib.suppress(OSError):
+            os.close(0)
     keep_cluster(context)
     began = time.monotonic()
     env = context.make()
     env.step(actions("close_stdin"))
+    step_all(env)
     env.restart(0)
-    tell(told=began, usable=begin_all(env))
+    usable = begin_all(env)
+    step_all(context.make())
+    tell(told=began, usable=usable)
 
 
-# ---------------------------------------------------------------- limits
-
-
-def lack_processes(context: Context, spare: str) -> None:
-    _lack(context, psutil.RLIMIT_NPROC, _num_tasks(os.getuid()) + int(spare))
-
-
-def lack_files(context: Context, spare: str) -> None:
-    _lack(context, psutil.RLIMIT_NOFILE, _highest_descriptor(int(spare)))
-
-
-def _lack(context: Context, limit: int, allowed: int) -> None:
+def lack(context: Context, what: str, spare: str) -> None:
     """Request many workers with too few resources, and then a few with enough."""
     many = [partial(Faulty, number, str(context.folder)) for number in range(MANY)]
-    with _limited(limit, allowed):
+    with _limited(what, int(spare)):
         complaint = _complaint(partial(context.make, many, num_cpus=MANY))
     told = time.monotonic()
     tell(complaint=complaint, told=told, usable=begin_all(context.make()))
 
 
 def _complaint(make: Callable[[], Any]) -> str:
-    """Return the error of making envs."""
     try:
         make()
-    except ParallelEnvError as error:
+    except Exception as error:  # noqa: BLE001 (several workers raise a group)
         return str(error)
-    except Exception as error:  # noqa: BLE001 (to be reported)
-        return f"not ours: {type(error).__name__}: {error}"
     return "nothing"
 
 
@@ -224,7 +158,7 @@ def lack_files_at_restart(context: Context, what: str) -> None:
         kill(env.customized_method("pid", id=0)[0])
     with contextlib.suppress(WorkerDiedError, WorkerTimeoutError):
         env.step(actions("wait" if what == "hang" else "go"))
-    with _limited(psutil.RLIMIT_NOFILE, _highest_descriptor(1)):
+    with _limited("files", 1):
         complaint = _complaint(partial(env.restart, 0))
     told = time.monotonic()
     assert env.restart(0) == (0, 1)
@@ -232,8 +166,14 @@ def lack_files_at_restart(context: Context, what: str) -> None:
 
 
 @contextlib.contextmanager
-def _limited(limit: int, allowed: int) -> Iterator[None]:
+def _limited(what: str, spare: int) -> Iterator[None]:
     """Limit this process, and afterwards lift the limit, also for helpers started in the meantime."""
+    if what == "processes":  # the limit counts the user's threads
+        limit, tasks = psutil.RLIMIT_NPROC, psutil.process_iter(["uids", "num_threads"])
+        allowed = spare + sum(one.info["num_threads"] for one in tasks if one.info["uids"].real == os.getuid())
+    else:  # the number below which so many descriptors are free
+        limit, used = psutil.RLIMIT_NOFILE, {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+        allowed = next(itertools.islice((number for number in itertools.count() if number not in used), spare, None))
     before = resource.getrlimit(limit)
     resource.setrlimit(limit, (allowed, before[1]))
     try:
@@ -244,19 +184,6 @@ def _limited(limit: int, allowed: int) -> Iterator[None]:
                 process.rlimit(limit, before)
 
 
-def _num_tasks(uid: int) -> int:
-    """Return the number of threads of a user, which count against the limit on processes."""
-    found = psutil.process_iter(["uids", "num_threads"])
-    return sum(process.info["num_threads"] for process in found if process.info["uids"].real == uid)
-
-
-def _highest_descriptor(spare: int) -> int:
-    """Return the number below which ``spare`` descriptors are free."""
-    used = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
-    free = (number for number in itertools.count() if number not in used)
-    return next(itertools.islice(free, spare, None))
-
-
 KEPT: list[Context] = []
 """Keeps the envs of `leave` open until the interpreter ends."""
 
@@ -265,8 +192,8 @@ def main() -> None:
     signal(SIGINT, default_int_handler)  # ignored if the tests run in the background
     program, mode, start_method, folder, *details = sys.argv[1:]
     column = Column(mode, start_method)
-    options = {"ray_init": {"address": "local", "num_cpus": 2}} if column.needs_ray else {}
-    context = Context(column, Path(folder), **options)
+    options = {"ray_init": {"address": "local", "num_cpus": 2}} if mode in ON_RAY else {}
+    context = Context(column, Path(folder), options)
     globals()[program](context, *details)
     KEPT.append(context)
     if program != "leave":

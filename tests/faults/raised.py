@@ -6,19 +6,19 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 from fragile import TwoArguments
-from modes import IN_WORKERS, ORACLE
+from modes import ORACLE
 
-from faults.context import CLOSE_PATIENCE, Context, begin_all, fault, step_all
-from faults.envs import Holding, Loose, OnlyKeywords, actions, faulty
-from parallelenv.errors import EnvError, EnvInterruptedError, UnpicklableError
+from faults.context import CLOSE_PATIENCE, STARTS_POOL, Context, begin_all, fault, step_all
+from faults.envs import Loose, actions, faulty
+from parallelenv import ParallelEnv
+from parallelenv.errors import EnvInterruptedError, UnpicklableError
 
 
-@fault("an exception in __init__", replaces="pool")
+@fault("an exception in __init__", more=STARTS_POOL)
 def in_constructor(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="env 1 fell over"):
@@ -28,98 +28,46 @@ def in_constructor(context: Context) -> float:
     return max(told - began, begin_all(context.make()) - told)
 
 
-def _raise(kind: Any, parts: tuple[str, ...], act: Callable[[Any], Any], context: Context) -> float:
-    """Let env 1 raise, and check that the error names the env, the operation and the line of the user.
-
-    Args:
-        kind: Class of the exception.
-        parts: Parts of its text, notes and traceback.
-        act: The call.
-        context: How to run envs.
-    """
-    env = context.make(faulty(context.folder, number=1, picture="fall"))
+def _raise(context: Context, kind: Any, act: Callable[[Any], Any], *parts: str) -> float:
+    """Let env 1 raise; check that the error names the env, the operation and the line of the user, by parts of it."""
+    env = context.make()
     began = time.monotonic()
-    with pytest.raises(EnvError if kind is Holding and context.mode in IN_WORKERS else kind) as caught:
+    with pytest.raises(kind) as caught:
         act(env)
     text = "".join(traceback.format_exception(caught.value))
     assert [part for part in ("env 1", *parts) if part not in text] == [], text
     return begin_all(env) - began
 
 
-def _method(what: Any) -> Callable[[Any], Any]:
+def _do(what: Any) -> Callable[[Any], Any]:
     """Return a call of a method, with an argument of its own for env 1."""
     return lambda env: env.customized_method("do", [{"what": word} for word in ("go", what, "go", "go")])
 
 
-_FALL = ("env 1 fell over", "raise ZeroDivisionError(")
-for _name, _kind, _parts, _act in (
-    (
-        "an exception in reset",
-        ZeroDivisionError,
-        ("Raised by env 1 in reset, process ", *_FALL),
-        lambda env: env.reset(options=[None, {"do": "fall"}, None, None]),
-    ),
-    (
-        "an exception in step",
-        ZeroDivisionError,
-        ("Raised by env 1 in step, process ", *_FALL),
-        lambda env: env.step(actions("go", "fall")),
-    ),
-    (
-        "exceptions in the steps of several envs",
-        ExceptionGroup,
-        ("3 envs failed: (0, 1, 3)", "env 0 fell over", *_FALL),
-        lambda env: env.step(actions("fall", "fall", "go", "fall")),
-    ),
-    (
-        "an exception in render",
-        ZeroDivisionError,
-        ("Raised by env 1 in render(), process ", *_FALL),
-        lambda env: env.render(),
-    ),
-    (
-        "an exception in a method",
-        ZeroDivisionError,
-        ("Raised by env 1 in do(), process ", *_FALL),
-        _method("fall"),
-    ),
-    (
-        "an exception whose constructor wants two arguments",
-        TwoArguments,
-        ("first-second", "raise TwoArguments("),
-        _method("raise_two"),
-    ),
-    (
-        "an exception whose constructor wants keywords",
-        OnlyKeywords,
-        ("code 1", "raise OnlyKeywords("),
-        _method("raise_keyword"),
-    ),
-    ("an exception that holds a lock", Holding, ("held", "raise Holding"), _method("raise_lock")),
-    ("SystemExit in a method", SystemExit, ("SystemExit: 3", "raise SystemExit(3)"), _method("raise_exit")),
-    ("endless recursion", RecursionError, ("self.recurse()",), _method("recurse")),
-    ("a result that does not pickle", UnpicklableError, ("cannot be copied", "lock"), _method("hand_out_lock")),
-    (
-        "an attribute that does not pickle",
-        UnpicklableError,
-        ("cannot be copied", "lock"),
-        lambda env: env.get_env_attr("lock", 1),
-    ),
-    (
-        "an attribute to be set that does not pickle",
-        UnpicklableError,
-        ("cannot be copied", "lock"),
-        lambda env: env.set_env_attr("thing", values=[1, threading.Lock(), 3, 4]),
-    ),
-    ("an argument that does not pickle", UnpicklableError, ("cannot be copied", "lock"), _method(threading.Lock())),
-    (
-        "an info that does not pickle",
-        UnpicklableError,
-        ("lock",),
-        lambda env: env.step(actions("go", "hand_out_lock")),
-    ),
+def _set_lock(env: ParallelEnv) -> None:
+    env.set_env_attr("thing", values=[1, threading.Lock(), 3, 4])
+
+
+_ONE_FALLS, _ONE_LOCKS = actions("go", "fall"), actions("go", "hand_out_lock")
+_THREE_FALL = actions("fall", "fall", "go", "fall")
+_FALL = "env 1 fell over", "raise ZeroDivisionError("
+_REFUSED = "cannot be copied", "lock"
+_OPTIONS = {"options": [None, {"do": "fall"}, None, None]}
+for _name, _kind, _act, *_parts in (
+    ("an exception in reset", ZeroDivisionError, lambda env: env.reset(**_OPTIONS), "env 1 in reset, process ", *_FALL),
+    ("an exception in step", ZeroDivisionError, lambda env: env.step(_ONE_FALLS), "env 1 in step, process ", *_FALL),
+    ("an exception in a method", ZeroDivisionError, _do("fall"), "env 1 in do(), process ", *_FALL),
+    ("exceptions in the steps of several envs", ExceptionGroup, lambda env: env.step(_THREE_FALL), "(0, 1, 3)", *_FALL),
+    ("an exception whose constructor wants two arguments", TwoArguments, _do("raise_two"), "raise TwoArguments("),
+    ("SystemExit in a method", SystemExit, _do("raise_exit"), "SystemExit: 3", "raise SystemExit(3)"),
+    ("endless recursion", RecursionError, _do("recurse"), "self.recurse()"),
+    ("a result that does not pickle", UnpicklableError, _do("hand_out_lock"), *_REFUSED),
+    ("an argument that does not pickle", UnpicklableError, _do(threading.Lock()), *_REFUSED),
+    ("an attribute that does not pickle", UnpicklableError, lambda env: env.get_env_attr("lock", 1), *_REFUSED),
+    ("an attribute to be set that does not pickle", UnpicklableError, _set_lock, *_REFUSED),
+    ("an info that does not pickle", UnpicklableError, lambda env: env.step(_ONE_LOCKS), "lock"),
 ):
-    fault(_name)(partial(_raise, _kind, _parts, _act))
+    fault(_name, _kind, _act, *_parts)(_raise)
 
 
 @fault("an action that does not pickle")
@@ -145,19 +93,13 @@ def keyboard_interrupt(context: Context) -> float:
     return step_all(env) - began
 
 
-def _close(number: int, what: str, closed: range, context: Context) -> float:
-    """Close envs of which one fails in `close`; check that the others were also closed."""
-    env = context.make(faulty(context.folder, number=number, end=what))
+# In the oracle it is the caller's own call.
+@fault("a close that never returns", impossible=(ORACLE,), limit=1.0 + CLOSE_PATIENCE, is_slow=True)
+def endless_close(context: Context) -> float:
+    env = context.make(faulty(context.folder, number=0, end="wait"))
     began = time.monotonic()
     env.close()
     seconds = time.monotonic() - began
     assert env.closed
-    assert all(context.has("closed", env_id) for env_id in closed)
+    assert context.has("closed", 3)  # of the other worker
     return seconds
-
-
-fault("an exception in close")(partial(_close, 1, "fall", range(4)))
-fault("SystemExit in close")(partial(_close, 0, "raise_exit", range(4)))
-# In the oracle it is the caller's own call.
-_add = fault("a close that never returns", (ORACLE,), patience=CLOSE_PATIENCE, is_slow=True)
-_add(partial(_close, 0, "wait", range(3, 4)))

@@ -1,22 +1,17 @@
-"""Surroundings: standard streams, limits of the machine, and other users of the same pool."""
+"""Surroundings: standard input, limits of the machine, and a fork of the caller."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import io
 import os
 import shutil
 import time
 import warnings
-from functools import partial
 from typing import Any
 
 import pytest
-from holdings import is_alive
 from modes import IN_CALLER, ON_RAY, ORACLE
 
-from faults.context import Context, begin_all, check_gone, fault, step_all
+from faults.context import STARTS_POOL, Context, begin_all, fault, step_all
 from faults.envs import Vast, actions, faulty
 from parallelenv.errors import ParallelEnvError, UsageError
 
@@ -27,38 +22,16 @@ _AS_NOBODY = ("setpriv", "--reuid=65534", "--clear-groups", f"--inh-caps={_RIGHT
 """Runs a command as a user with limited processes, unlike root, that may read everything that root may."""
 
 
-# ---------------------------------------------------------------- standard streams
-
-
-@fault("an env prints from C")
-def prints(context: Context) -> float:
-    env = context.make()
-    printed = io.StringIO()
-    began = time.monotonic()
-    with contextlib.redirect_stdout(printed):
-        env.step(actions("print_from_c"))
-        seconds = step_all(env) - began
-    if context.is_process:
-        assert printed.getvalue() == "[envs 0-1] a line from C\n"
-    return seconds
-
-
-def _run(program: str, context: Context) -> float:
-    """Run a program that provokes its own fault; return the seconds that it needed."""
-    caller = context.call(program)
+@fault("an env closes stdin", "env", is_slow=True)
+@fault("the caller has no stdin", "caller", is_slow=True)
+def no_stdin(context: Context, who: str) -> float:
+    caller = context.call("lack_stdin", who)
     facts = caller.read()
     caller.finish()
     return float(facts["usable"] - facts["told"])
 
 
-fault("an env closes stdin", is_slow=True)(partial(_run, "lose_stdin"))
-fault("the caller has no stdin", is_slow=True)(partial(_run, "have_no_stdin"))
-
-
-# ---------------------------------------------------------------- limits
-
-
-@fault("too little memory", replaces="pool")
+@fault("too little memory", more=STARTS_POOL)
 def no_memory(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises((ParallelEnvError, MemoryError), match=r"140,737,488,35\d,\d{3} bytes"):
@@ -67,7 +40,7 @@ def no_memory(context: Context) -> float:
     return max(told - began, begin_all(context.make()) - told)
 
 
-@fault("a limit on processes", _NO_PROCESSES, is_slow=True)
+@fault("a limit on processes", impossible=_NO_PROCESSES, is_slow=True)
 def few_processes(context: Context) -> float:
     is_root = os.getuid() == 0
     if is_root and shutil.which("setpriv") is None:
@@ -75,36 +48,28 @@ def few_processes(context: Context) -> float:
     if is_root:
         context.folder.chmod(0o777)
     prefix = _AS_NOBODY if is_root else ()
-    return _lack("lack_processes", (20, 16, 14, 12, 3, 0), "ulimit -u", context, prefix)
+    return lacking(context, "lack processes", (20, 16, 14, 12, 3, 0), "ulimit -u", prefix)
 
 
-def _lack(program: str, details: tuple[Any, ...], advice: str, context: Context, prefix: tuple[str, ...] = ()) -> float:
+@fault("a limit on descriptors", "lack files", (20, 6, 1, 0), impossible=_NO_FILES, is_slow=True)
+@fault("a limit on descriptors at restart, after a death", "lack_files_at_restart", ("death",), impossible=_NO_FILES)
+@fault("a limit on descriptors at restart, in a hang", "lack_files_at_restart", ("hang",), impossible=_NO_FILES)
+def lacking(
+    context: Context, program: str, details: tuple[Any, ...], advice: str = "ulimit -n", prefix: tuple[str, ...] = ()
+) -> float:
     """Run a program that lacks something, and check that the error gives advice; return the longest recovery.
 
     It runs once with each detail. The last leaves too little free for certain.
     """
-    recoveries, wrong = [], []
+    recoveries = []
     for detail in details:
-        caller = context.call(program, detail, prefix=prefix)
+        caller = context.call(*program.split(), detail, prefix=prefix)
         facts = caller.read()
         recoveries.append(float(facts["usable"] - facts["told"]))
-        if advice not in facts["complaint"] and (facts["complaint"] != "nothing" or detail == details[-1]):
-            wrong.append(f"with {detail} to spare: {facts['complaint']}")
+        is_enough = facts["complaint"] == "nothing" and detail != details[-1]
+        assert is_enough or advice in facts["complaint"], f"with {detail} to spare: {facts['complaint']}"
         caller.finish(is_quiet=False)
-    assert not wrong, "\n".join(wrong)
     return max(recoveries)
-
-
-for _name, _program, _details in (
-    ("a limit on descriptors", "lack_files", (20, 6, 1, 0)),
-    ("a limit on descriptors at restart, after a death", "lack_files_at_restart", ("death",)),
-    ("a limit on descriptors at restart, in a hang", "lack_files_at_restart", ("hang",)),
-):
-    _add = fault(_name, _NO_FILES, is_slow=len(_details) > 1)
-    _add(partial(_lack, _program, _details, "ulimit -n"))
-
-
-# ---------------------------------------------------------------- other users
 
 
 @fault("fork of the caller")
@@ -127,37 +92,3 @@ def forked(context: Context) -> float:
     with open(reader) as told:
         assert "in a process forked from the one that made this ParallelEnv" in told.read()
     return step_all(env) - began
-
-
-@fault("two threads at once")
-def two_threads(context: Context) -> float:
-    env = context.make()
-    caught: list[BaseException] = []
-
-    def intrude() -> None:
-        try:
-            env.get_env_attr("steps")
-        except UsageError as error:
-            caught.append(error)
-        context.release()
-
-    with context.once_begun(intrude) as moments:
-        env.step(actions("wait"))
-    assert "while another thread is in " in str(caught[0])
-    return step_all(env) - moments[0]
-
-
-@fault("dropped in a reference cycle")
-def dropped(context: Context) -> float:
-    env = context.build()
-    env.reset()
-    workers = sorted(set(env.customized_method("pid")) - {os.getpid()})
-    cycle = [env]
-    cycle.append(cycle)  # type: ignore[arg-type]
-    del env, cycle
-    assert all(map(is_alive, workers))
-    began = time.monotonic()
-    gc.collect()
-    gone = check_gone(workers)
-    assert all(context.has("closed", number) for number in range(4))
-    return gone - began

@@ -1,63 +1,37 @@
 """Steps 32 envs in every mode while a seeded adversary disturbs them, and accounts for every transition.
 
-Usage: python -m tests.soak [--seconds S] [--modes MODE...] [--seed N] [--num-envs N]
+Usage: python -m tests.soak [--seconds S] [--modes MODE...] [--seed N]
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import sys
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import partial
 
+from conftest import running_ray
 from modes import MODES, ON_RAY
 
 from .caller import StopError
 from .course import Course, format_tallies
 
-_say = partial(print, flush=True)
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Soak every mode in turn; return 1 if anything was wrong."""
-    options = _options(arguments)
-    tallies: dict[str, Counter[str]] = {}
-    try:
-        for mode in options.modes:
-            with _ray() if mode in ON_RAY else contextlib.nullcontext():
-                course = Course(mode, options.seed, options.num_envs, _say)
-                tallies[mode] = course.run(options.seconds / len(options.modes))
-    except StopError:
-        return 130
-    _say(f"seed {options.seed}, {options.num_envs} envs\n{format_tallies(tallies)}")
-    return 1 if any(tally["wrong"] or tally["leaks"] for tally in tallies.values()) else 0
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=600.0, help="in all; shared out evenly (default: 600)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, metavar="MODE", help=f"of {MODES}")
     parser.add_argument("--seed", type=int, default=0, help="what the adversary does follows from it")
-    parser.add_argument("--num-envs", type=int, default=32)
-    return parser.parse_args(arguments)
-
-
-@contextlib.contextmanager
-def _ray() -> Iterator[None]:
-    """A Ray cluster that stays while pools come and go."""
-    import ray
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    options = parser.parse_args()
+    tallies: dict[str, Counter[str]] = {}
     try:
-        yield
-    finally:
-        ray.shutdown()
+        for mode in options.modes:
+            with running_ray() if mode in ON_RAY else contextlib.nullcontext():
+                tallies[mode] = Course(mode, options.seed).run(options.seconds / len(options.modes))
+    except StopError:
+        return 130
+    print(f"seed {options.seed}\n{format_tallies(tallies)}")
+    return 1 if any(tally["wrong"] or tally["leaks"] for tally in tallies.values()) else 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import faulthandler
 import os
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -22,30 +21,25 @@ class StuckError(BaseException):
     """A call did not return. Not an `Exception`, so that it is not handled as an error of an env."""
 
 
-class StopError(BaseException):
-    """The user stops the test."""
+class StopError(BaseException): ...
 
 
 @contextlib.contextmanager
 def meanwhile(delay: float | None, act: Callable[[], None]) -> Iterator[None]:
     """Do something after some seconds in another thread, unless the block has ended; ``None``: never."""
-    if delay is None:
-        yield
-        return
-    timer = threading.Timer(delay, act)
-    timer.start()
+    timer = threading.Timer(delay or 0.0, act)
+    if delay is not None:
+        timer.start()
     try:
         yield
     finally:
         timer.cancel()
-        timer.join()
+        if delay is not None:
+            timer.join()
 
 
 def kill(pids: list[int]) -> int:
-    """Kill processes that are ours and return how many there were.
-
-    The system may have given the id of a dead process to another one.
-    """
+    """Kill processes that are ours and return how many there were: the ids of dead ones may be those of others."""
     count = 0
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -66,15 +60,10 @@ def node_of(pid: int) -> int:
 
 
 class Caller:
-    """Makes calls, interrupts them with SIGINT, and ends those that do not return.
+    """Makes calls, and ends those that do not return. A context manager: outside of it signals are handled as usual."""
 
-    A context manager: outside of it signals are handled as usual.
-    """
-
-    def __init__(self, tally: Counter[str], note: Callable[[str], None]) -> None:
-        self.note = note
-        self.interrupt_after: float | None = None
-        self._tally = tally
+    def __init__(self) -> None:
+        self.num_interrupted = 0
         self._is_ours = False
         self._is_exposed = False
         self._handlers: dict[int, Any] = {}
@@ -101,33 +90,33 @@ class Caller:
             self._is_exposed = False
             raise KeyboardInterrupt
 
-    def _strike(self) -> None:
-        """Interrupt the call that is running; nothing if it has returned."""
+    def strike(self) -> None:
+        """Interrupt the call that is running; nothing if there is none."""
         if self._is_exposed:
             self._is_ours = True
             os.kill(os.getpid(), signal.SIGINT)
 
-    def make(self, call: Callable[[], Any]) -> Any:
-        """Make a call and return its result.
-
-        Raises:
-            KeyboardInterrupt: If it was interrupted before it had one.
-            StopError: If the user interrupted it.
-        """
-        interrupt_after, self.interrupt_after = self.interrupt_after, None
+    def attempt(self, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         answer: list[Any] = []
         signal.alarm(PATIENCE)
         faulthandler.dump_traceback_later(2 * PATIENCE, exit=True)  # where not even a signal gets through
         try:
-            with meanwhile(interrupt_after, self._strike):
-                self._is_exposed = True
-                try:
-                    answer.append(call())
-                finally:
-                    self._is_exposed = False
-        except KeyboardInterrupt:
-            self._tally["interrupts"] += 1
-            if not answer:  # else it came too late to do harm
-                self.note("  interrupted")
-                raise
-        return answer[0]
+            self._is_exposed = True
+            try:
+                answer.append(call())
+            finally:
+                self._is_exposed = False
+        except (StuckError, StopError):
+            raise
+        except BaseException as error:  # noqa: BLE001 (the callers decide which are expected)
+            self.num_interrupted += isinstance(error, KeyboardInterrupt)
+            if not answer:  # else an interrupt came too late to do harm
+                return None, error
+        return answer[0], None
+
+    def make(self, call: Callable[[], Any]) -> Any:
+        """Make a call; return its result, or ``None`` if it was interrupted."""
+        result, error = self.attempt(call)
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            raise error
+        return result

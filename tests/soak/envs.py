@@ -10,32 +10,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-GO, END, CUT, WAIT, RAISE, KNOT, QUIT, EXIT, STUMBLE = range(9)
-"""Deeds: step on; terminate; truncate; sleep first; raise; raise an error that cannot be pickled; raise
-`SystemExit`; end the process; terminate, and raise in the reset that follows."""
-
-ENDINGS = (END, CUT, STUMBLE)
+GO, END, CUT, WAIT, RAISE, KNOT, QUIT, EXIT = range(8)
+"""Deeds: step on; terminate; truncate; sleep first; raise; raise an error that cannot be pickled; raise `SystemExit`;
+end the process."""
 TROUBLES = (RAISE, KNOT, QUIT)
 NO_TOKEN = -1.0
 """In a state: the value in place of the action's token if there was no action."""
-
-ENV_ID, BIRTH, EPISODE, STEP, TOKEN, PID = range(6)
-"""Places in a state."""
-
-Action = tuple[float, float, float]
-"""A token that is never given twice, a deed, and seconds for `WAIT`."""
-
-
-class TroubleError(Exception):
-    """An exception that an env raises on request."""
-
-
-class KnottedError(Exception):
-    """An exception that does not pickle."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.lock = threading.Lock()
+PID = 5
+"""Place of the process id in a state: what is before it is known in advance."""
 
 
 def reward_of(env_id: int, step: int) -> float:
@@ -43,8 +25,13 @@ def reward_of(env_id: int, step: int) -> float:
     return step + env_id / 1024
 
 
+def info_of(step: int, token: float) -> dict[str, float]:
+    """Return the info of a step: only some have one, so that results with and without infos mix."""
+    return {"token": token} if step % 3 == 0 else {}
+
+
 class Numbered(gym.Env[Any, Any]):
-    """Numbers its lives, its episodes and its steps, and echoes its action."""
+    """Numbers its lives, its episodes and its steps, and echoes its action: a token, a deed, and seconds."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (6,), np.float64)
     action_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
@@ -52,25 +39,18 @@ class Numbered(gym.Env[Any, Any]):
     def __init__(self, env_id: int) -> None:
         self.env_id = env_id
         self.birth = float(int.from_bytes(os.urandom(6), "big"))  # 48 bits, which a float64 holds
-        self.episode = 0
-        self.steps = 0
-        self.token = NO_TOKEN
-        self.mark = NO_TOKEN
-        self.stumbles = False
+        self.episode = self.steps = 0
         self._view = np.zeros(6)  # the same object at every step: earlier results must not change with it
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        options = options or {}
-        _sleep_until(options.get("until", 0.0))
-        fails = self.stumbles or options.get("fails", False)
-        self.stumbles = False
-        if fails:
-            raise TroubleError(f"env {self.env_id} cannot begin")
+        options = options or {"until": 0.0, "fails": False}
+        _sleep_until(options["until"])
+        if options["fails"]:
+            raise RuntimeError(f"env {self.env_id} cannot begin")
         self.episode += 1
         self.steps = 0
-        self.token = NO_TOKEN
-        return self._state(), {"birth": self.birth, "episode": self.episode, "seed": seed}
+        return self._state(NO_TOKEN), {"birth": self.birth, "episode": self.episode, "seed": seed}
 
     def step(self, action: Any) -> Any:
         token, deed, seconds = (float(part) for part in action)
@@ -79,36 +59,23 @@ class Numbered(gym.Env[Any, Any]):
         if deed == EXIT:
             os._exit(7)
         if deed in TROUBLES:
-            self._raise(token, deed)
+            error: Any = (SystemExit if deed == QUIT else RuntimeError)(f"env {self.env_id} got token {token:.0f}")
+            if deed == KNOT:
+                error.lock = threading.Lock()
+            raise error
         self.steps += 1
-        self.token = token
-        self.stumbles = deed == STUMBLE
-        info = {"token": token} if speaks(self.steps) else {}
-        return self._state(), reward_of(self.env_id, self.steps), deed in (END, STUMBLE), deed == CUT, info
+        reward, info = reward_of(self.env_id, self.steps), info_of(self.steps, token)
+        return self._state(token), reward, deed == END, deed == CUT, info
 
-    def _raise(self, token: float, deed: float) -> None:
-        text = f"env {self.env_id} got token {token:.0f}"
-        raise {RAISE: TroubleError, KNOT: KnottedError, QUIT: SystemExit}[int(deed)](text)
-
-    def _state(self) -> Any:
-        self._view[:] = self.env_id, self.birth, self.episode, self.steps, self.token, os.getpid()
+    def _state(self, token: float) -> Any:
+        self._view[:] = self.env_id, self.birth, self.episode, self.steps, token, os.getpid()
         return self._view
 
-    def echo(self, value: float, until: float = 0.0) -> tuple[int, float]:
-        """Return its env id and its arguments."""
+    def echo(self, value: float, until: float) -> tuple[int, float]:
         _sleep_until(until)
         return self.env_id, value
-
-    def where(self) -> tuple[int, float, int, int]:
-        """Return its env id, its birth, its episode and its step."""
-        return self.env_id, self.birth, self.episode, self.steps
 
 
 def _sleep_until(moment: float) -> None:
     """Sleep until a moment of the clock: a reset that is tried again does not take long again."""
     time.sleep(max(0.0, moment - time.time()))
-
-
-def speaks(step: int) -> bool:
-    """Return whether a step has an info, so that results with and without infos mix."""
-    return step % 3 == 0

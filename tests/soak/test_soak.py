@@ -16,7 +16,7 @@ _SECONDS = 60 / len(MODES)
 @pytest.mark.parametrize("mode", MODES)
 def test_soak_finds_no_wrong_result_and_no_leak(mode: str, request: pytest.FixtureRequest) -> None:
     require_mode(mode, request)
-    tally = Course(mode, seed=1, num_envs=32).run(_SECONDS)
+    tally = Course(mode, seed=1).run(_SECONDS)
     print(format_tallies({mode: tally}))
     assert (tally["wrong"], tally["leaks"]) == (0, 0)
     assert tally["transitions"] > 0
