@@ -320,6 +320,16 @@ def test_a_step_before_the_reset_is_refused(make_env: MakeEnv) -> None:
     assert env.step([0, 0], [0, 2])[0][:, 1].tolist() == [1, 1]
 
 
+class Recurrent:
+    """Takes its arguments as a torch module does."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def forward(self, states: Any, rnn_state: Any) -> Any:
+        return states, rnn_state, {}
+
+
 @pytest.mark.parametrize(
     ("call", "arguments", "message"),
     [
@@ -345,6 +355,7 @@ def test_a_step_before_the_reset_is_refused(make_env: MakeEnv) -> None:
         ("stream", {"policy": len, "min_envs": 3, "max_envs": 2}, "max_envs=2 is less than min_envs=3"),
         ("stream", {"policy": len, "timeout": 0}, "timeout=0 must be"),
         ("stream", {"policy": lambda states, rnn_state, done: states}, "cannot give it an rnn_state.*env_ids"),
+        ("stream", {"policy": Recurrent()}, "cannot give it an rnn_state"),
         ("run_episodes", {"policy": 3, "num_episodes": 2}, "policy is a int, which cannot be called"),
         ("run_episodes", {"policy": len, "num_episodes": 0}, "num_episodes=0 must be an int of at least 1"),
         ("run_episodes", {"policy": len, "num_episodes": None}, "^num_episodes=None must be an int of at least 1"),

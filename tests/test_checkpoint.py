@@ -143,6 +143,12 @@ def test_state_of_different_envs_is_refused(make_env: MakeEnv) -> None:
     state = env.save_state()
     with pytest.raises(errors.EnvContractError, match=r"inside \['TimeLimit'\], but this one is inside \[\]"):
         make_env([Speaking] * NUM_ENVS, num_cpus=1).load_state(state)
+    whole = make_env([Walk] * NUM_ENVS, num_cpus=1).save_state()
+    with pytest.raises(
+        errors.EnvContractError, match=r"made of \['Walk'\], but this one is made of \[.*'CartPole"
+    ) as caught:
+        make_env(["CartPole-v1"] * NUM_ENVS, num_cpus=1).load_state(whole)
+    assert "in load_state" in caught.value.__notes__[0]
     with pytest.raises(errors.ArgumentError, match="of 3 envs, but there are 2"):
         make_env([Speaking] * 2, num_cpus=1).load_state(state)
     with pytest.raises(errors.ArgumentError, match="asynchronous=None"):

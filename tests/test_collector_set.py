@@ -683,7 +683,8 @@ def test_compression_without_zstandard_names_the_package_to_install(monkeypatch:
         ({"make_policy": lambda: zeros, "weights": 1}, "does not accept weights"),
         ({"make_policy": zeros}, "make_policy=.* needs states, but is only given rank, world_size and seed"),
         ({"make_test_envs": 3}, "make_test_envs=3 cannot be called"),
-        ({"steps": 3}, "steps=3 is not an option"),
+        ({"steps": 3}, "steps=3 is neither an argument of CollectorSet nor an option of para_mode="),
+        ({"fraction_sample": 0.5}, "fraction_sample=0.5 is neither .* Did you mean 'fraction_samples'"),
         ({"make_test_envs": lambda rank: few()}, "make_test_envs=.* needs rank. Give a function without arguments"),
     ],
 )

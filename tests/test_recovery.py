@@ -463,14 +463,8 @@ IN_PROCESSES = {
 def test_failure_does_not_keep_the_env_alive(
     mode: str, tmp_path: Path, failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-<<<<<<< HEAD
-    if mode not in only_in:
-        pytest.skip("its workers cannot do this")
-    monkeypatch.setattr(_process, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
-=======
     fail: Any = {**FAILURES, **IN_PROCESSES}[failure]
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
->>>>>>> t2
+    monkeypatch.setattr(_process, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
     kept = weakref.ref(fail(partial(ParallelEnv, para_mode=mode, num_cpus=2), tmp_path).engine)
     gc.collect()
     assert kept() is None

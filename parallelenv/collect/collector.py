@@ -37,7 +37,7 @@ from parallelenv.errors import (
 from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.rollout import Rollout, count_episodes
 from parallelenv.rollouts.running_rollout import LocalRollouts
-from parallelenv.worker.policy_runner import policy_parameters
+from parallelenv.worker.rollout_recorder import policy_parameters
 
 
 class Record(NamedTuple):

@@ -17,7 +17,7 @@ from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.errors import EnvContractError, WorkerTimeoutError
 from parallelenv.results import StepResult
 from parallelenv.rollouts.rollout import RolloutLength, progress_bar
-from parallelenv.worker.policy_runner import PolicyRunner
+from parallelenv.worker.rollout_recorder import PolicyRunner
 
 if TYPE_CHECKING:
     from parallelenv.engine.engine import Engine, ResetArguments

@@ -28,8 +28,7 @@ from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.engine.tickets import Ticket
 from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, WorkerTimeoutError
 from parallelenv.rollouts.rollout import Rollout, RolloutBuilder, RolloutLength, progress_bar
-from parallelenv.worker.policy_runner import PolicyRunner
-from parallelenv.worker.rollout_recorder import HostRollout, StepSource, new_chunk
+from parallelenv.worker.rollout_recorder import HostRollout, PolicyRunner, StepSource, new_chunk
 from parallelenv.worker.row_writer import RowWriter
 
 if TYPE_CHECKING:

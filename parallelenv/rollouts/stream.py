@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import inspect
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +17,7 @@ from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
-from parallelenv.worker.policy_runner import policy_parameters
+from parallelenv.worker.rollout_recorder import policy_parameters
 
 if TYPE_CHECKING:
     from parallelenv.engine.engine import Engine

@@ -8,28 +8,174 @@ and 207 us, respectively.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, Field, Index, gather_states
-from parallelenv.contract.copying import cannot_travel, deep_copy, loads
+from parallelenv.contract.arguments import ActionReader, Policy
+from parallelenv.contract.batch import Array, Batch, Field, Index, Layout, gather_states
+from parallelenv.contract.copying import cannot_travel, deep_copy, loads, pickle_roundtrip
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import NOTHING, Command, Extra, Reply
 from parallelenv.contract.rollout_data import (
     EpisodeEnds,
+    RecurrentState,
     RolloutChunk,
     RolloutRequest,
+    check_rows,
     empty_actions,
     empty_rows,
     join_ends,
+    join_forms,
+    map_leaves,
     stack_extras,
 )
-from parallelenv.contract.spaces import State, object_array
-from parallelenv.worker.policy_runner import Extras, PolicyRunner
+from parallelenv.contract.spaces import Action, State, object_array
+from parallelenv.contract.tensors import as_array
+from parallelenv.errors import ActionError, ArgumentError, UnpicklableError
 from parallelenv.worker.row_writer import RowWriter
+
+Extras = Mapping[str, Array]
+
+
+class PolicyRunner:
+    """A host's copy of a policy, with the policy's recurrent state for each env.
+
+    The argument ``memory`` is the initial recurrent state, which may also contain rows for envs of other hosts.
+    """
+
+    def __init__(self, policy: Policy, memory: RecurrentState | None, layout: Layout) -> None:
+        self._policy = policy
+        self._reader = ActionReader(layout, "env, in the order of the states")
+        # `_names` are those of the arguments ``rnn_state`` and ``done`` that the policy takes by name. If there are
+        # none, `_num_positional` is the number of these two arguments that the policy takes by position.
+        parameters = policy_parameters(policy)
+        required = [
+            one
+            for one in parameters.values()
+            if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
+        ]
+        self._names = tuple(name for name in _NAMES if name in parameters)
+        self._num_positional = 0 if self._names else max(0, min(len(required) - 1, 2))
+        self.extras_formats: dict[str, Field] | None = None
+        self._memory_ids, self._memory, new = memory or RecurrentState((), None)  # env ids, and their rows
+        self._in_episode = set(self._memory_ids) - new  # envs whose rows belong to their current episode
+
+    def act(self, env_ids: tuple[int, ...], states: State) -> tuple[Any, Extras]:
+        """Call the policy with the states of these envs; return the actions and the extras."""
+        arguments: list[Any] = []
+        if self._names or self._num_positional:
+            if self._memory is not None and env_ids != self._memory_ids:
+                # Reorder the recurrent state. Envs without a recurrent state get an arbitrary row, masked by
+                # ``done=True``.
+                place = {env_id: row for row, env_id in enumerate(self._memory_ids)}
+                rows = np.array([place.get(env_id, 0) for env_id in env_ids], dtype=np.int64)
+                self._memory, self._memory_ids = map_leaves(self._memory, lambda leaf: leaf[rows]), env_ids
+            arguments = [self._memory, np.array([env_id not in self._in_episode for env_id in env_ids])]
+        named = {name: value for name, value in zip(_NAMES, arguments, strict=False) if name in self._names}
+        answer = self._policy(states, *arguments[: self._num_positional], **named)
+        if arguments:
+            self._in_episode = set(env_ids)
+        actions, memory, extras = _parts(answer)
+        check_rows("In the policy's tuple (actions, rnn_state, extras) the rnn_state", memory, len(env_ids))
+        arrays = {name: _read_extra(name, value, len(env_ids)) for name, value in (extras or {}).items()}
+        found = {name: Field(array.shape[1:], array.dtype) for name, array in arrays.items()}
+        known = found if self.extras_formats is None else self.extras_formats
+        if found.keys() != known.keys():
+            raise ArgumentError(
+                f"The policy returned the extras {list(found)}, but earlier {list(known)}. They must be alike in "
+                "every step, so that they can be stacked."
+            )
+        self.extras_formats = known if found == known else join_forms(known, found)
+        self._memory, self._memory_ids = memory, env_ids
+        return actions, arrays
+
+    def write_actions(self, actions: Action, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
+        """Write actions to the batch rows of these envs.
+
+        If the rows cannot hold the actions, return a list of copies instead.
+        """
+        try:
+            loose = self._reader.write(batch, actions, env_ids, env_ids, None)
+        except ActionError as error:
+            what = f"The policy's result does not fit the states of {len(env_ids)} envs"
+            raise ActionError(f"{what}: {error}") from None
+        return None if loose is None else [deep_copy(action) for action in loose]
+
+    @property
+    def memory(self) -> RecurrentState | None:
+        """A copy of the current recurrent state; ``None`` if the policy has none."""
+        if self._memory is None or not (self._names or self._num_positional):
+            return None
+        rows = map_leaves(self._memory, functools.partial(_copy, "The policy's rnn_state"))
+        return RecurrentState(self._memory_ids, rows)
+
+    def forget(self, env_ids: Sequence[int]) -> None:
+        """Record that the next call of the policy for these envs is the first in an episode."""
+        self._in_episode.difference_update(env_ids)
+
+
+def policy_parameters(policy: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a policy or, if it is a torch module, of its ``forward``."""
+    try:
+        parameters = inspect.signature(policy).parameters
+        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and hasattr(policy, "forward"):
+            return inspect.signature(policy.forward).parameters  # a torch module's __call__ accepts anything
+    except (TypeError, ValueError):  # a builtin without a signature
+        return {}
+    return parameters
+
+
+def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
+    if not isinstance(answer, tuple):
+        return answer, None, None
+    if len(answer) != 3 or not isinstance(answer[2], Mapping | None):
+        last = f", the last of them a {type(answer[2]).__name__}" if len(answer) == 3 else ""
+        raise ActionError(
+            f"The policy returned a tuple of {len(answer)}{last}. A tuple must be (actions, rnn_state, extras), where "
+            "extras are a dict or None. Give actions alone as an array or a list, and those of a Tuple space as "
+            "(actions, None, None)."
+        )
+    return answer
+
+
+def _read_extra(name: str, value: Any, num_envs: int) -> Array:
+    if type(value) is np.ndarray and value.shape[:1] == (num_envs,) and not value.dtype.hasobject:
+        return value.copy()  # the usual case, without further checks: saves 2 us
+    what = f"The policy's extras[{name!r}]"
+    if isinstance(value, Mapping):
+        raise ArgumentError(
+            f"{what} is a {type(value).__name__}, but extras are flat: a dict of arrays with one row per env. Give its "
+            "parts as extras of their own."
+        )
+    try:
+        array = as_array(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists; tensors of dtypes that numpy lacks
+        raise ArgumentError(f"{what} does not form an array ({error}). Give an array with one row per env.") from error
+    check_rows(what, array, num_envs)
+    copied: Array = _copy(what, array)
+    return copied
+
+
+def _copy(what: str, value: Any) -> Any:
+    """Return a copy of an output of the policy.
+
+    Raises:
+        UnpicklableError: If the output cannot be pickled, even in modes that do not need to pickle the output.
+    """
+    try:
+        return pickle_roundtrip(value)
+    except Exception as error:  # pickling runs user code, which may raise anything
+        raise UnpicklableError(
+            f"{what} cannot be copied to the caller ({type(error).__name__}: {error}). Return plain data."
+        ) from error
+
+
+_NAMES = ("rnn_state", "done")
 
 
 class StepSource(Protocol):
