@@ -67,10 +67,6 @@ def few(lengths: Any = (7, 9)) -> ParallelEnv:
     return ParallelEnv(counts(*lengths), ORACLE, "restart")
 
 
-def returning(policy: Any) -> Any:
-    return lambda: policy
-
-
 class Net:
     """A policy whose actions are its weights, and which reports its settings in extras.
 
@@ -131,9 +127,9 @@ def test_data_of_two_collectors_equal_those_of_one_with_all_envs(make_set: MakeS
     envs, policy = KINDS[kind]()[:4], POLICIES[kind]
     if kind == "instances":
         envs = [partial(zoo.Wrapped, env.env) for env in envs]
-    collectors = make_set(returning(policy), partial(own_envs, envs), seed=3)
+    collectors = make_set(lambda: policy, partial(own_envs, envs), seed=3)
     make_envs = partial(ParallelEnv, KINDS[kind]()[:4], ORACLE, "restart")
-    with Collector(returning(policy), make_envs, num_steps=40, seed=3) as single:
+    with Collector(lambda: policy, make_envs, num_steps=40, seed=3) as single:
         spaces = single._envs["envs"].single_observation_space, single._envs["envs"].single_action_space
         for _ in range(2):
             (expected, told), (found, info) = single.collect(), collectors.collect(progress=False)
@@ -493,18 +489,14 @@ def test_collector_death_during_evaluation_does_not_change_the_returns(make_set:
         assert_same(returns, calm.evaluate(5).returns)
 
 
-class Heir(Net):
-    """The replacement of collector 1 waits for a file in its constructor."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        super().__init__(rank, at=20, deed=partial(die_once, folder))
-        if rank == 1 and (folder / "grave").exists():
-            wait(folder)
-
-
 @in_modes(*IN_WORKERS)
 def test_interrupted_replacement_is_completed_later(make_set: MakeSet, tmp_path: Path) -> None:
-    collectors = make_set(partial(Heir, tmp_path), partial(few, (1000,)), 40, weights=3)
+    def make_policy(rank: int) -> Net:
+        if rank == 1 and (tmp_path / "grave").exists():  # it is the replacement
+            wait(tmp_path)
+        return Net(rank, at=20, deed=partial(die_once, tmp_path))
+
+    collectors = make_set(make_policy, partial(few, (1000,)), 40, weights=3)
     with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
         collectors.collect()
     (tmp_path / "go").touch()
@@ -522,7 +514,7 @@ def test_collector_survives_death_of_one_of_its_env_workers(make_set: MakeSet) -
     def exits(states: Any) -> Any:
         return np.where((states == [12, 4]).all(axis=1), EXIT, GO_ON)
 
-    collectors = make_set(returning(exits), make_envs)
+    collectors = make_set(lambda: exits, make_envs)
     with pytest.raises(WorkerDiedError, match=r"The worker of env 2 \(process \d+\) is dead") as caught:
         collectors.collect()
     assert "It was raised in collector 1, which is an env of its set." in caught.value.__notes__
@@ -552,7 +544,7 @@ def test_error_of_a_policy_keeps_steps_for_the_next_collect(make_set: MakeSet) -
 def test_error_of_an_env_ends_its_episode_at_its_last_step() -> None:
     script = Scripted(*[[GO_ON] * 2] * 16, [RAISE, GO_ON], [GO_ON] * 2)  # the first step after a collector has sent 16
     make_envs = partial(ParallelEnv, [partial(Fragile, 0), partial(Fragile, 1)], ORACLE, "restart")
-    with CollectorSet(1, returning(script), make_envs, num_steps=60, para_mode=ORACLE) as collectors:
+    with CollectorSet(1, lambda: script, make_envs, num_steps=60, para_mode=ORACLE) as collectors:
         with pytest.raises(ZeroDivisionError, match="env 0 fell over"):
             collectors.collect()
         data, info = collectors.collect(100)
