@@ -110,8 +110,6 @@ def _finish(woken: asyncio.Future[None]) -> None:
 
 
 _MOST_PLANS, _MOST_SEEN = 64, 16
-_FINALIZED_AFTER = 0.05
-"""Seconds after which a finalizer has certainly returned."""
 ResetArguments = Sequence[tuple[int | None, Info | None]]
 """Seed and options for each env's reset."""
 
@@ -685,4 +683,4 @@ def _close_dropped(pool: Pool) -> None:
         interrupt: Any = _thread.interrupt_main
         if hasattr(signal, "pthread_kill"):  # also interrupts a wait
             interrupt = functools.partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGINT)
-        threading.Timer(_FINALIZED_AFTER, interrupt).start()
+        threading.Timer(0.05, interrupt).start()  # seconds after which a finalizer has certainly returned

@@ -522,8 +522,7 @@ class Pool:
             Whether any reply arrived before the deadline.
         """
         self.enter_planned()
-        if not self._workers:
-            self._refuse_closed()
+        self._refuse_closed()
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready = self.backend.wait([worker.channel for worker in self._workers if worker.pending], timeout, wanted)
         with self.shield:
