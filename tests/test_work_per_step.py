@@ -19,8 +19,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _eventfd_bell as _bell
-from parallelenv.backends import _wire
+from parallelenv.backends import _bell, _pipe
 from parallelenv.contract import codec
 
 NUM_STEPS = 10
@@ -52,7 +51,7 @@ class Spy:
 
 PICKLING = {"Pickler", "Unpickler", "dump", "dumps", "load", "loads"}
 WATCHED: list[tuple[Any, str, set[str]]] = [
-    (_wire, "os", {"write", "writev", "read", "readv"}),
+    (_pipe, "os", {"write", "writev", "read", "readv"}),
     (_bell, "os", {"eventfd_write", "eventfd_read"}),
     (codec, "pickle", PICKLING),
     (codec, "copying", PICKLING),

@@ -17,9 +17,8 @@ from gymnasium.spaces import Discrete
 from interrupting import Counting
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _channel_group
-from parallelenv.backends import _eventfd_bell as _bell
-from parallelenv.backends._eventfd_bell import BellEnd
+from parallelenv.backends import _bell, _channel_group
+from parallelenv.backends._bell import BellEnd
 from parallelenv.engine import step_plan
 from parallelenv.errors import WorkerStartError, WorkerTimeoutError
 
