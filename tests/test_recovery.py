@@ -307,6 +307,7 @@ def test_worker_died_error_names_only_envs_of_the_call_and_mentions_others_only_
             env.recv(max_envs=1)
         named.append(caught.value.env_ids)
     assert named == [(0,), (1,)]
+    env.close()  # the cluster of the tests has four cores
 
     def dies(env: ParallelEnv, *arguments: Any) -> bool:
         """Return whether the error of a step says so."""
