@@ -13,12 +13,10 @@ from collections.abc import Container, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from parallelenv.backends._bell_channel import BellChannel, BellStep
-from parallelenv.backends._cpu_balancer import CpuBalancer
-from parallelenv.backends._eventfd_bell import SEEN, Bell, word_of
+from parallelenv.backends._bell import SEEN, Bell, BellChannel, BellStep, word_of
 from parallelenv.backends._in_process import CallerChannel, CallerStep, JointStep
-from parallelenv.backends._pipe_channel import PipeChannel
-from parallelenv.backends._wire import spin
+from parallelenv.backends._pipe import PipeChannel, spin
+from parallelenv.backends._process import CpuBalancer
 from parallelenv.contract.codec import Message
 from parallelenv.contract.message_channel import MessageStep
 from parallelenv.contract.protocol import Command, Printed, RepeatedStep

@@ -9,9 +9,9 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-from parallelenv.backends._eventfd_bell import LOOK, SPIN, BellAccess, BellEnd
+from parallelenv.backends._bell import LOOK, SPIN, BellAccess, BellEnd
+from parallelenv.backends._pipe import Wire
 from parallelenv.backends._shared_memory import BatchAccess, SharedArrays, SharedMemory
-from parallelenv.backends._wire import Wire
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.codec import DONE, PLAIN_STEPS, PRINTED, Message, decode, encode_reply
 from parallelenv.contract.packed_worker_spec import PackedSpec
@@ -23,7 +23,7 @@ from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare
 
 
 class PipeHost(MessageHost):
-    """A host that gets its commands over a pipe or by the bell (see `_eventfd_bell`).
+    """A host that gets its commands over a pipe or by the bell (see `_bell`).
 
     The envs print to a log. The host uses the caller's batch once it has access to the batch's memory.
 

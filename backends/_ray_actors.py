@@ -22,11 +22,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from parallelenv.backends._eventfd_bell import SPIN
+from parallelenv.backends._bell import SPIN
+from parallelenv.backends._pipe import Wire
 from parallelenv.backends._pipe_host import PipeHost
 from parallelenv.backends._process import CLOSED_IN_CHILDREN, process_exists
 from parallelenv.backends._ray_cluster import SHUT_DOWN, Cluster
-from parallelenv.backends._wire import Wire
 from parallelenv.contract.batch import Array, frozen
 from parallelenv.contract.codec import Message, decode
 from parallelenv.contract.copying import Broadcast

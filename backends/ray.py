@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelenv.backends import _ray_cluster
+from parallelenv.backends._bell import HAS_BELL
 from parallelenv.backends._channel_group import ChannelGroup
-from parallelenv.backends._cpu_balancer import CpuBalancer
-from parallelenv.backends._eventfd_bell import HAS_BELL
-from parallelenv.backends._pipe_channel import PipeChannel
+from parallelenv.backends._pipe import PipeChannel
+from parallelenv.backends._process import CpuBalancer
 from parallelenv.backends._ray_actors import (
     ActorCalls,
     ActorHandle,

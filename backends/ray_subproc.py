@@ -18,7 +18,7 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
-from parallelenv.backends._pipe_channel import PipeChannel
+from parallelenv.backends._pipe import PipeChannel
 from parallelenv.backends._process import ForkedProcess, WorkerProcess
 from parallelenv.backends._ray_actors import ActorHandle, RayActor, RayChannel, RelayedMessage, RelayedReply
 from parallelenv.backends._ray_cluster import apportion, cores_of_nodes

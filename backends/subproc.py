@@ -2,7 +2,7 @@
 
 Commands and replies go over one pipe per worker. Arrays of fixed shape and dtype (actions, states, rewards and flags)
 are in shared memory. In a step, each worker receives one small message and sends one back, unless a bell (see
-`_eventfd_bell`) replaces both messages.
+`_bell`) replaces both messages.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from parallelenv.backends._bell import HAS_BELL
 from parallelenv.backends._channel_group import TERMINATE_TIMEOUT, ChannelGroup
-from parallelenv.backends._cpu_balancer import CpuBalancer
-from parallelenv.backends._eventfd_bell import HAS_BELL
 from parallelenv.backends._fork_server_client import SERVERS, ForkServer
 from parallelenv.backends._in_process import CallerChannel
-from parallelenv.backends._pipe_channel import PipeChannel
+from parallelenv.backends._pipe import PipeChannel
 from parallelenv.backends._pipe_host import serve
-from parallelenv.backends._process import CLOSED_IN_CHILDREN, WorkerProcess, start_methods, starting
+from parallelenv.backends._process import CLOSED_IN_CHILDREN, CpuBalancer, WorkerProcess, start_methods, starting
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout

@@ -17,8 +17,7 @@ import numpy as np
 
 from benchmarks.envs import CARTPOLE
 from parallelenv import ParallelEnv
-from parallelenv.backends._bell_channel import BellStep
-from parallelenv.backends._eventfd_bell import Bell
+from parallelenv.backends._bell import Bell, BellStep
 from parallelenv.backends._in_process import CallerStep
 from parallelenv.engine.assemble import Assembler
 from parallelenv.engine.engine import Engine

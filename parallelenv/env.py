@@ -40,9 +40,9 @@ from parallelenv.contract.spaces import Action, Info, Space, Spaces, State, batc
 from parallelenv.contract.tracebacks import short_tracebacks, shortens_tracebacks, warn_user
 from parallelenv.engine import cell_reruns
 from parallelenv.engine.assemble import Align
-from parallelenv.engine.checkpoint import SavedState, check_saved
 from parallelenv.engine.done_policies import make_done_policy
 from parallelenv.engine.engine import Engine
+from parallelenv.engine.env_table import SavedState, check_saved
 from parallelenv.engine.thread_guard import refuse_copy, single_threaded
 from parallelenv.engine.worker_output import make_listener
 from parallelenv.engine.worker_pool import CLOSE_TIMEOUT

@@ -19,7 +19,7 @@ from modes import IN_BACKGROUND, IN_WORKERS, PROCESSES, THREADS, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.backends._process import process_exists
-from parallelenv.engine import event_loop
+from parallelenv.engine import engine
 from parallelenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError
 
 in_workers = in_modes(*IN_BACKGROUND)
@@ -34,7 +34,7 @@ LIMIT = 20.0
 def without_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let only replies wake the waiting tasks."""
     for name in ("HEARTBEAT", "SHORTEST_NAP"):
-        monkeypatch.setattr(event_loop, name, 3600.0)
+        monkeypatch.setattr(engine, name, 3600.0)
 
 
 @pytest.fixture

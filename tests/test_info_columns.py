@@ -254,7 +254,7 @@ def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_chan
                 continue
             for _ in range(num_steps - 1):
                 step_or_receive()
-            outcome = interrupt_at(number, step_or_receive, ("engine/worker_pool.py", "engine/info_learner.py"))
+            outcome = interrupt_at(number, step_or_receive, ("engine/worker_pool.py",))
             for _ in range(4):
                 step_or_receive()
         if not outcome.line:

@@ -12,8 +12,8 @@ from interrupting import Counting, interrupt_at
 from modes import ORACLE, PROCESSES, THREADS
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _cpu_balancer
-from parallelenv.backends._eventfd_bell import HAS_BELL
+from parallelenv.backends import _process
+from parallelenv.backends._bell import HAS_BELL
 from parallelenv.engine.engine import Engine
 from parallelenv.errors import EnvInterruptedError, NothingInFlightError
 
@@ -27,7 +27,7 @@ with_bell = pytest.mark.skipif(not HAS_BELL, reason="there is no bell")
 
 @pytest.fixture(autouse=True)
 def _no_balancer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
+    monkeypatch.setattr(_process, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
 
 
 def receive(env: ParallelEnv) -> list[float] | None:

@@ -20,7 +20,7 @@ from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, interrupt, when_begun
 from modes import IN_BACKGROUND, IN_WORKERS, LOCAL, ORACLE, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _cpu_balancer
+from parallelenv.backends import _process
 from parallelenv.engine import recovery
 from parallelenv.errors import InvalidEnvError, ResetNeededError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.testing.contract import drain
@@ -495,7 +495,7 @@ def test_failure_does_not_keep_the_env_alive(
 ) -> None:
     if mode not in only_in:
         pytest.skip("its workers cannot do this")
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
+    monkeypatch.setattr(_process, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
     kept = weakref.ref(fail(partial(ParallelEnv, para_mode=mode, num_cpus=2), tmp_path).engine)
     gc.collect()
     assert kept() is None

@@ -25,8 +25,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _channel_group, _cpu_balancer, _wire, subproc
-from parallelenv.backends import _eventfd_bell as _bell
+from parallelenv.backends import _bell, _channel_group, _pipe, _process, subproc
 from parallelenv.contract import codec
 from parallelenv.engine import step_plan
 
@@ -59,7 +58,7 @@ class Spy:
 
 PICKLING = {"Pickler", "Unpickler", "dump", "dumps", "load", "loads"}
 WATCHED: list[tuple[Any, str, set[str]]] = [
-    (_wire, "os", {"write", "writev", "read", "readv"}),
+    (_pipe, "os", {"write", "writev", "read", "readv"}),
     (_bell, "os", {"eventfd_write", "eventfd_read"}),
     (codec, "pickle", PICKLING),
     (codec, "copying", PICKLING),
@@ -318,7 +317,7 @@ class WatchedPoll:
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable periodic actions."""
     monkeypatch.setattr(_channel_group, "_HEARTBEAT", 60.0)
-    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)
+    monkeypatch.setattr(_process, "_PAUSE", 3600.0)
     monkeypatch.setattr(step_plan, "PATIENCE", 60.0)
 
 

@@ -1,7 +1,6 @@
 """Collectors, which run a policy in envs and return collections of steps to the caller."""
 
-from parallelenv.collect.collector import Collector
+from parallelenv.collect.collector import Collector, History, Record
 from parallelenv.collect.collector_set import CollectorSet
-from parallelenv.collect.history import History, Record
 
 __all__ = ["Collector", "CollectorSet", "History", "Record"]

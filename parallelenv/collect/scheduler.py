@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from parallelenv.collect.collector import Collector, derived_seed
-from parallelenv.collect.history import import_package
+from parallelenv.collect.collector import Collector, derived_seed, import_package
 from parallelenv.contract.copying import Broadcast, loads
 from parallelenv.contract.failures import Failure, add_note, put, raise_failures, with_note
 from parallelenv.contract.protocol import MethodCall

@@ -1,8 +1,14 @@
-"""Assembles the result of a step or a reset: states, rewards, flags and infos."""
+"""Assembles the result of a step or a reset: states, rewards, flags and infos.
+
+Rewards may be of any type, except for adapters and wrappers, for which they are converted to numbers here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,14 +23,17 @@ from parallelenv.contract.batch import (
     select_rows,
 )
 from parallelenv.contract.copying import deep_copy
+from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import NOTHING, Extra
-from parallelenv.contract.spaces import State, object_array
+from parallelenv.contract.spaces import State, describe_value, object_array
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.tickets import Outcome
+from parallelenv.errors import EnvContractError
 from parallelenv.results import StepBatch, StepResult
 
 if TYPE_CHECKING:
     from parallelenv.engine.env_table import EnvTable
+
 
 Align = Literal["item", "batch"]
 Form = Align | Literal["columns"]
@@ -228,3 +237,57 @@ def ended_state(batch: Batch, env_id: int, extra: Extra) -> State:
     loose = iter(extra.ended_loose or ())
     leaves = [next(loose) if array is None else array[row].copy() for array in batch.ended_states]
     return batch.layout.states.join(leaves)
+
+
+def as_number(reward: Any) -> float | None:
+    """Return a reward as a float; ``None`` if it is not a number, or is an int too large for a float."""
+    if not isinstance(reward, Real | Decimal | np.bool_):
+        return None
+    try:
+        return float(reward)
+    except OverflowError:
+        return None
+
+
+def refuse_other_rewards(batch: Batch, outcome: Outcome, dtype: np.dtype[Any]) -> tuple[Outcome, Sequence[int]]:
+    """Write an outcome's rewards to the batch as numbers; rewards that do not fit ``dtype`` become failures.
+
+    Numbers of other types, such as `Fraction`, are converted to float; ``None`` is converted to nan.
+
+    Returns:
+        The new outcome, and the ids of the envs whose rewards were refused, ascending. In the outcome, each of these
+        envs has an `EnvContractError` as its failure, but its step still counts.
+    """
+    wrong = too_large_rewards(batch, outcome.stepped, dtype)
+    extras = dict(outcome.extras)
+    for env_id, extra in outcome.extras.items():
+        if extra.reward is None:
+            continue
+        reward = extra.reward[0]
+        number = np.nan if reward is None else as_number(reward)  # numpy, too, converts None to nan
+        if number is None:
+            wrong[env_id] = reward
+        elif env_id not in outcome.failures:
+            batch.rewards[env_id - batch.layout.first] = number
+            extras[env_id] = extra._replace(reward=None)
+    wrong = {env_id: reward for env_id, reward in wrong.items() if env_id not in outcome.failures}
+    outcome = replace(outcome, extras=extras) if extras else outcome
+    if not wrong:
+        return outcome, ()
+    ids = sorted(wrong)
+    descriptions = ", ".join(f"env {env_id} {describe_value(wrong[env_id])}" for env_id in ids)
+    message = f"A reward must be a number that fits {dtype}, and these do not: {descriptions}. Return one from step()."
+    failures = {env_id: Failure(EnvContractError(message), env_id, "step") for env_id in ids}
+    return replace(outcome, failures={**outcome.failures, **failures}), ids
+
+
+def too_large_rewards(batch: Batch, env_ids: Sequence[int], dtype: np.dtype[Any]) -> dict[int, Any]:
+    """Return, by env id, the finite rewards in the batch that would become infinite in the given dtype."""
+    if dtype == batch.rewards.dtype:
+        return {}
+    rewards = batch.rewards[batch.rows(env_ids)]
+    is_too_large = np.abs(rewards) > np.finfo(dtype).max
+    if not is_too_large.any():
+        return {}
+    places = np.flatnonzero(is_too_large & np.isfinite(rewards)).tolist()
+    return {env_ids[place]: float(rewards[place]) for place in places}

@@ -27,40 +27,96 @@ A step takes one of the following paths; an arrow leads to the function that run
 from __future__ import annotations
 
 import _thread
+import asyncio
 import contextlib
 import copy
 import functools
 import math
+import os
 import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from parallelenv.contract import arguments
-from parallelenv.contract.actions import ActionReader
-from parallelenv.contract.arguments import Ids, Options, Seeds, parse_ids
+from parallelenv.contract.arguments import ActionReader, Ids, Options, Seeds, parse_ids
 from parallelenv.contract.batch import gather_states
 from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.error_text import list_ids
 from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, with_note
+from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import NOTHING, Backend, Extra, Lookup, MethodCall, WorkerSpec
 from parallelenv.contract.spaces import Action, Info, Spaces, State, pick_rows
-from parallelenv.engine.assemble import Assembler, Form, first_states
+from parallelenv.engine.assemble import Assembler, Form, first_states, refuse_other_rewards
 from parallelenv.engine.done_policies import DonePolicy, ResetByCall
 from parallelenv.engine.env_table import EnvTable, Phase
-from parallelenv.engine.event_loop import sleep_until_woken
 from parallelenv.engine.recovery import Recovery
-from parallelenv.engine.rewards import refuse_other_rewards
 from parallelenv.engine.step_plan import StepPlan
 from parallelenv.engine.thread_guard import Guard, single_threaded_in
 from parallelenv.engine.tickets import Outcome, Ticket
 from parallelenv.engine.worker_pool import Pool
 from parallelenv.errors import EnvBusyError, EnvContractError, NothingInFlightError
 from parallelenv.results import StepBatch, StepResult
+
+HEARTBEAT = 0.25
+"""Seconds after which a sleep ends in any case.
+
+Then the caller notices workers' output, and deaths of workers that no reply reports.
+"""
+SHORTEST_NAP = 5e-4
+_NAP = 1 / 8
+"""Length of a nap as a fraction of the time waited so far. The fraction bounds how late a result is found."""
+
+
+async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]], waited: float, left: float) -> None:
+    """Sleep until a descriptor is readable, this task's waker is called, or `HEARTBEAT` or ``left`` has elapsed.
+
+    Args:
+        fileno: The descriptor, or ``None`` if there is none.
+        wakers: Set that contains the waker of this task during the sleep. The waker is a function that ends the sleep;
+            any thread may call it.
+        waited: Seconds that this task has waited so far. If no descriptor can be watched, the task sleeps only for a
+            fraction of this time.
+        left: Seconds that are left until this task must stop waiting.
+    """
+    nap = min(HEARTBEAT, max(SHORTEST_NAP, waited * _NAP), left)
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(_finish, woken)
+
+    descriptor = -1
+    try:
+        wakers.add(wake)
+        if fileno is not None:
+            # NotImplementedError: the usual loop on Windows; OSError: too many open files.
+            with contextlib.suppress(NotImplementedError, OSError), DeferSigint():
+                # Watch a copy, because a loop has one reader per descriptor, and because the backend may close its own
+                # descriptor during the sleep.
+                descriptor = os.dup(fileno)
+                loop.add_reader(descriptor, _finish, woken)
+                nap = min(HEARTBEAT, left)
+        await asyncio.wait([woken], timeout=nap)
+    finally:
+        with DeferSigint():
+            wakers.discard(wake)
+            if descriptor >= 0:
+                if not loop.is_closed():
+                    with contextlib.suppress(NotImplementedError):
+                        loop.remove_reader(descriptor)
+                os.close(descriptor)
+
+
+def _finish(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)
+
 
 _MOST_PLANS, _MOST_SEEN = 64, 16
 _FINALIZED_AFTER = 0.05

@@ -23,14 +23,13 @@ import numpy as np
 from parallelenv.contract.batch import Array, gather_states, has_true
 from parallelenv.contract.protocol import RepeatedStep
 from parallelenv.contract.spaces import Action, State
-from parallelenv.engine.assemble import Form
-from parallelenv.engine.rewards import too_large_rewards
+from parallelenv.engine.assemble import Form, too_large_rewards
 from parallelenv.engine.tickets import Outcome, Ticket
-from parallelenv.engine.worker_handles import WorkerHandle
 from parallelenv.results import StepBatch, StepResult
 
 if TYPE_CHECKING:
     from parallelenv.engine.engine import Engine
+    from parallelenv.engine.worker_pool import WorkerHandle
 
 PATIENCE = 0.25
 """Seconds after which the engine takes over a plan's wait, to look for deaths and output that no reply reports."""

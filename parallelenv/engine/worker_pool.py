@@ -6,15 +6,16 @@ This module finds and replaces workers that fail, die or hang; `recovery` decide
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from parallelenv.contract.arguments import share
-from parallelenv.contract.batch import Batch, InfoForms, Layout, items_at
+from parallelenv.contract.batch import Batch, InfoForm, InfoForms, Layout, form_of, items_at
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, refuse_live, refuse_shared
 from parallelenv.contract.error_text import list_ids, name_envs
@@ -34,18 +35,163 @@ from parallelenv.contract.protocol import (
     UnreadableError,
     WorkerSpec,
 )
-from parallelenv.contract.spaces import Spaces, common_space, with_spaces
+from parallelenv.contract.spaces import Info, Spaces, common_space, with_spaces
 from parallelenv.contract.worker_info import ProcessInfo
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.groups import Groups
-from parallelenv.engine.info_learner import InfoLearner
 from parallelenv.engine.tickets import Ticket
-from parallelenv.engine.worker_handles import Shard, WorkerHandle, spread
 from parallelenv.engine.worker_output import show_printed
 from parallelenv.errors import ArgumentError, ClosedError, UnpicklableError, WorkerDiedError, WorkerTimeoutError
 
 if TYPE_CHECKING:
     from parallelenv.engine.step_plan import StepPlan
+
+
+_NUM_ALIKE = 3
+"""A form gets columns after this many steps in a row whose infos had the same form as those of the previous step."""
+_NUM_MISSES = 16
+"""A form is given up after this many steps in a row in which most infos did not fit its columns."""
+_NUM_TRIES = 64
+"""Learning stops after this many steps whose infos cannot be in columns.
+
+A form that is given up counts as `_NUM_MISSES` such steps.
+"""
+
+
+class InfoLearner:
+    """Decides which form of infos is stored in columns of the batch.
+
+    There is one learner for the infos of steps and another for the infos of resets.
+
+    Attributes:
+        form: The form that is stored in columns; empty if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.form: InfoForm = ()
+        self._candidate: InfoForm = ()
+        self._num_alike = 0
+        self._num_misses = 0
+        self._tries = _NUM_TRIES
+        self._generation = -1
+
+    def learn(self, infos: Sequence[Info], num_envs: int, generation: int, num_steps: int) -> bool:
+        """Learn from those infos of one step that are not in columns.
+
+        Args:
+            infos: The infos that are not in columns. They are ignored unless there are more than ``num_envs / 2`` of
+                them.
+            num_envs: Number of envs that were stepped.
+            generation: The `Pool.generation`. If it has changed, hosts may be new and not know the form.
+            num_steps: The approximate number of steps since the last call. All infos of the steps between the two calls
+                were empty or in columns.
+
+        Returns:
+            Whether the form must be sent to the hosts.
+        """
+        is_told = not self.form or generation == self._generation
+        if not infos and is_told:
+            return False
+        if 2 * len(infos) <= num_envs and is_told:
+            self._num_misses = 0
+            return False
+        if self.form and is_told:
+            self._num_misses = self._num_misses + 1 if num_steps < _NUM_ALIKE else 1
+            if self._num_misses < _NUM_MISSES:
+                return False
+            self.form, self._num_alike, self._num_misses = (), 0, 0
+            self._tries -= _NUM_MISSES
+            return True
+        if self.form:
+            self._generation = generation
+            return True
+        if self._tries <= 0:
+            return False
+        form = form_of(infos[0]) or ()
+        self._num_alike = self._num_alike + 1 if form and form == self._candidate else 0
+        self._candidate = form
+        self._tries -= not form
+        if self._num_alike < _NUM_ALIKE:
+            return False
+        self.form, self._generation = form, generation
+        return True
+
+
+@dataclass(eq=False)
+class WorkerHandle:
+    """The pool's record of one host.
+
+    Attributes:
+        env_ids: Ids of the host's envs. They are the ids in the spec, unless there are vector envs, whose sizes are
+            known only after they are built.
+        pending: Tickets of the host's pending commands, by command number. The ticket of a command that was given up is
+            replaced by ``None``, and its late reply is dropped.
+        death: Cause of the host's death; ``None`` while it lives.
+        has_built: Whether the host's envs were ever made.
+    """
+
+    spec: WorkerSpec
+    channel: Channel
+    pending: dict[int, Ticket | None] = field(default_factory=dict)
+    death: Death | None = None
+    has_built: bool = False
+
+    def __post_init__(self) -> None:
+        self.env_ids = self.spec.env_ids
+
+    def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
+        """Return whether this worker must be replaced before its envs among ``env_ids`` can be rebuilt.
+
+        It must be replaced if it is dead, if one of its commands was given up, or if it is busy with one of these envs.
+        A host in the caller's thread is replaced only if it is dead: a live one resumes its pending commands as soon as
+        the caller waits for it.
+        """
+        if self.death is not None or self.channel.in_caller:
+            return self.death is not None
+        return any(
+            ticket is None or not set(env_ids).isdisjoint(ticket.pending[number])
+            for number, ticket in self.pending.items()
+        )
+
+    def death_error(self, *, others_live: bool) -> WorkerDiedError:
+        """Return the error for calls that need the envs of this worker, which is dead.
+
+        ``others_live`` says whether there are other workers and all of them are alive.
+        """
+        death = self.death or Death()
+        owned = list_ids(self.env_ids)
+        worker = f"The worker of {name_envs(self.env_ids)} (process {death.pid or 'unknown'})"
+        if self.has_built:
+            others = "All other envs continue. " if others_live else ""
+            way_out = f"Rebuild with restart({owned}), or leave out with pause({owned})."
+            message = f"{worker} is dead. {death} {others}{way_out}"
+        else:
+            message = (
+                f"{worker} died while its envs were made. {death} Make one of them alone, in this process, to see why."
+            )
+        if death.last_lines:
+            message += f"\nIts last output:\n{death.last_lines}"
+        return WorkerDiedError(message, self.env_ids, death.pid, death.exitcode)
+
+
+Shard = tuple[WorkerHandle, tuple[int, ...], Any]
+"""A host, ids of some of its envs, and their positions among all envs of the call, as a slice or a list."""
+
+
+def spread(factories: Sequence[EnvFactory], num_workers: int, spec: WorkerSpec) -> list[WorkerSpec]:
+    """Assign envs to workers as evenly as possible, and return one spec per worker.
+
+    Each worker has consecutive env ids. ``spec`` has the values that are the same for all workers.
+    """
+    spec = replace(spec, num_workers=num_workers, num_envs=len(factories))
+    size, num_larger = divmod(len(factories), num_workers)
+    left, specs = iter(factories), []
+    for worker_id in range(num_workers):
+        envs = tuple(itertools.islice(left, size + (worker_id < num_larger)))
+        env_ids = tuple(env.env_id for env in envs)
+        specs.append(replace(spec, env_ids=env_ids, envs=envs, worker_id=worker_id))
+    return specs
+
 
 PrintedListener = Callable[[Sequence[Printed]], None]
 Announcement = Callable[[Ticket], None]

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.actions import ActionReader
-from parallelenv.contract.arguments import Policy
+from parallelenv.contract.arguments import ActionReader, Policy
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.copying import deep_copy, pickle_roundtrip
 from parallelenv.contract.rollout_data import ExtrasFormat, RecurrentState, check_rows, join_forms, map_leaves

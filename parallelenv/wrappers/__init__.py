@@ -1,6 +1,6 @@
 """Wrappers around a whole `ParallelEnv`: they process the results of all envs as one batch."""
 
-from parallelenv.engine.checkpoint import WrappedState
+from parallelenv.engine.env_table import WrappedState
 from parallelenv.wrappers.base import AnswerWrapper, ParallelWrapper, StateWrapper
 from parallelenv.wrappers.check_finite import CheckFinite
 from parallelenv.wrappers.normalize import Normalizer, NormalizeRewards, NormalizeStates, RunningStatistics

@@ -12,8 +12,7 @@ from parallelenv.contract.spaces import Structure
 from parallelenv.contract.tensors import as_array, is_tensor
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.base import ParallelWrapper, Wrappable
-from parallelenv.wrappers.batching import States
+from parallelenv.wrappers.base import ParallelWrapper, States, Wrappable
 
 Found = dict[str, list[int]]
 """Ids of the envs with a nan or infinite number, by the place of the number, such as ``"state['camera']"``."""

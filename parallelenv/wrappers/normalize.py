@@ -18,8 +18,16 @@ from parallelenv.contract.error_text import show
 from parallelenv.contract.spaces import Structure
 from parallelenv.errors import ArgumentError, EnvContractError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.base import ParallelWrapper, StateWrapper, Wrappable, shared_structure
-from parallelenv.wrappers.batching import States, changed, numeric_rewards, rebuilt
+from parallelenv.wrappers.base import (
+    ParallelWrapper,
+    States,
+    StateWrapper,
+    Wrappable,
+    changed,
+    numeric_rewards,
+    rebuilt,
+    shared_structure,
+)
 
 _PRIOR = 1e-4
 """Weight, in states, of the initial mean 0 and variance 1. It is the same as in Gymnasium and Stable-Baselines3."""

@@ -13,8 +13,7 @@ from parallelenv.contract.batch import Array
 from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.base import ParallelWrapper, Wrappable
-from parallelenv.wrappers.batching import States, numeric_rewards, rebuilt
+from parallelenv.wrappers.base import ParallelWrapper, States, Wrappable, numeric_rewards, rebuilt
 
 
 class RecordEpisodeStatistics(ParallelWrapper):

@@ -14,8 +14,7 @@ from parallelenv.contract.error_text import hint_at, show
 from parallelenv.errors import ArgumentError
 from parallelenv.notebook.film import check_format, check_fps, check_size, refuse_dark_envs, save_animation
 from parallelenv.results import StepResult
-from parallelenv.wrappers.base import ParallelWrapper, Wrappable
-from parallelenv.wrappers.batching import States
+from parallelenv.wrappers.base import ParallelWrapper, States, Wrappable
 
 
 class RecordVideo(ParallelWrapper):

@@ -14,8 +14,7 @@ from parallelenv.contract.error_text import show
 from parallelenv.contract.tensors import as_array
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.base import StateWrapper, Wrappable, shared_structure
-from parallelenv.wrappers.batching import States, changed, rebuilt
+from parallelenv.wrappers.base import States, StateWrapper, Wrappable, changed, rebuilt, shared_structure
 
 
 class StackStates(StateWrapper):

@@ -14,7 +14,7 @@ import pytest
 from fragile import GO_ON, WAIT, fragile
 
 from parallelenv import ParallelEnv
-from parallelenv.backends._eventfd_bell import HAS_BELL
+from parallelenv.backends._bell import HAS_BELL
 from parallelenv.errors import WorkerStartError, WorkerTimeoutError
 
 pytestmark = pytest.mark.skipif(not HAS_BELL, reason="there is no bell on this system")

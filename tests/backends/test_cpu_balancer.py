@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from scripts import start
 
-from parallelenv.backends import _cpu_balancer
-from parallelenv.backends._cpu_balancer import CpuBalancer
+from parallelenv.backends import _process
+from parallelenv.backends._process import CpuBalancer
 
 USABLE: set[int] = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 LOADAVG = "/proc/loadavg"
@@ -39,7 +39,7 @@ class Machine:
         self.allowed = {pid: {int(core[1:])} if pid in pinned else {0, 1, 2} for pid, core in cores.items()}
         self.num_runnable = others + sum(core.startswith("R") for core in cores.values())
         self.moves: list[tuple[int, set[int]]] = []
-        monkeypatch.setattr(_cpu_balancer, "_read", self.read)
+        monkeypatch.setattr(_process, "_read", self.read)
         monkeypatch.setattr(os, "sched_getaffinity", self.allowed.__getitem__, raising=False)
         monkeypatch.setattr(os, "sched_setaffinity", self.move, raising=False)
 
@@ -111,20 +111,20 @@ def busy() -> Iterator[list[int]]:
 def test_real_worker_is_moved_and_not_pinned_even_if_ctrl_c_comes(
     busy: list[int], is_interrupted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, set_affinity = _cpu_balancer._read, os.sched_setaffinity
+    read, set_affinity = _process._read, os.sched_setaffinity
     moves: list[tuple[int, set[int]]] = []
     landed: list[int | None] = []
 
     def move(pid: int, cores: set[int]) -> None:
         set_affinity(pid, cores)
         moves.append((pid, set(cores)))
-        landed.append(_cpu_balancer._core_if_awake(pid))
+        landed.append(_process._core_if_awake(pid))
         if is_interrupted and len(moves) == 1:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "sched_setaffinity", move)
-    monkeypatch.setattr(_cpu_balancer, "_read", lambda path: b"0 0 0 1/9 9" if path == LOADAVG else read(path))
-    shared = next(core for core in sorted(USABLE) if core != _cpu_balancer._core_if_awake(CALLER))
+    monkeypatch.setattr(_process, "_read", lambda path: b"0 0 0 1/9 9" if path == LOADAVG else read(path))
+    shared = next(core for core in sorted(USABLE) if core != _process._core_if_awake(CALLER))
     deadline = time.monotonic() + 20.0  # on a quiet machine it takes one look
     while not moves and time.monotonic() < deadline:
         for cores in ({shared}, USABLE):

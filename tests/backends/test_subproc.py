@@ -23,8 +23,7 @@ from scripts import start
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _channel_group
-from parallelenv.backends._cpu_balancer import CpuBalancer
-from parallelenv.backends._process import WorkerProcess
+from parallelenv.backends._process import CpuBalancer, WorkerProcess
 from parallelenv.errors import WorkerDiedError, WorkerStartError
 from parallelenv.testing.envs import Counter
 

@@ -24,8 +24,7 @@ from parallelenv import ParallelEnv
 from parallelenv.contract.error_text import duration
 from parallelenv.contract.worker_info import ProcessInfo, this_process
 from parallelenv.errors import ArgumentError, ClosedError, EnvBusyError, UsageError, WorkerDiedError
-from parallelenv.notebook.profile import Profile, summarise
-from parallelenv.notebook.timeline import Recording
+from parallelenv.notebook.profile import Profile, Recording, summarise
 from parallelenv.testing.envs import Counter, Sleeper
 from parallelenv.worker.tracer import WorkerRecord
 
