@@ -140,8 +140,6 @@ class EnvTable:
     Attributes:
         done: ``(num_envs,)`` bool: whether the env counts as done, either because its episode ended in its latest step
             or because the done policy says so.
-        terminated: ``(num_envs,)`` bool: the flag of each env's latest step.
-        truncated: ``(num_envs,)`` bool: the flag of each env's latest step.
         exhausted: Ids of envs whose latest reset found no further episode. Such envs also count as done.
         tickets: Tickets of steps and resets whose results the user does not have yet, by env id. A planned step is not
             in this dict before `Pool.enter_planned` is called.
