@@ -16,7 +16,6 @@ import pytest
 from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv
-from parallelenv.engine.worker_pool import Pool
 from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
 from parallelenv.testing.envs import Sleeper
 
@@ -43,18 +42,6 @@ def test_interrupt_during_close_is_raised_and_leaks_nothing(way: str) -> None:
             break
         assert outcome.is_raised, outcome
     assert number > stride
-
-
-def test_close_after_two_interrupts_closes_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    for number in (50, 150):
-        env = ParallelEnv([Sleeper] * 2, "subproc", num_cpus=2, start_method="fork")
-        with monkeypatch.context() as patch:
-            patch.setattr(Pool, "_close_at_once", interrupted)
-            assert interrupt_at(number, env.close).is_raised
-        env.close()
 
 
 # The files in which a worker and the batch get their descriptors.
