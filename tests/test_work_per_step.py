@@ -6,6 +6,7 @@ If a number here grows, steps have become slower for all users.
 from __future__ import annotations
 
 import select
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -87,16 +88,20 @@ def copies_made(function: Callable[[], Any], nbytes: int) -> float:
 
 
 class Constant(gym.Env[Any, Any]):
-    """Returns the same at every step."""
+    """Returns the same at every step, after a nap."""
 
-    def __init__(self, space: Any, actions: Any, ends: bool = False, info: dict[str, Any] | None = None) -> None:
-        self.observation_space, self.action_space = space, actions
+    def __init__(
+        self, space: Any, actions: Any, ends: bool = False, info: dict[str, Any] | None = None, naps: float = 0.0
+    ) -> None:
+        self.observation_space, self.action_space, self.naps = space, actions, naps
         self.answer = (space.sample(), 1.0, ends, False, info or {})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return self.answer[0], self.answer[-1]
 
     def step(self, action: Any) -> Any:
+        if self.naps:
+            time.sleep(self.naps)
         return self.answer
 
 
@@ -252,18 +257,23 @@ class WatchedPoll:
         return self._poll.poll(timeout)
 
 
-def test_the_caller_sleeps_at_most_once_per_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("naps", [0.0, 0.002])
+def test_the_caller_sleeps_at_most_once_per_worker(naps: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (_channel_group, "_HEARTBEAT"), (_process, "_PAUSE"), (step_plan, "PATIENCE"):
         monkeypatch.setattr(module, name, 3600.0)  # no periodic actions
     sleeps: list[bool] = []
     watched = SimpleNamespace(POLLIN=select.POLLIN, poll=partial(WatchedPoll, sleeps))
     monkeypatch.setattr(_channel_group, "select", watched)
-    with settled() as (_, step):
+    polls = []
+    with settled(naps=naps) as (_, step):
         for _ in range(NUM_STEPS):
             sleeps.clear()
             step()
             assert sleeps
             assert sum(sleeps) <= 2
+            polls.append(len(sleeps))
+    if naps:  # after a poll: it busy-waits only for workers that are, or seem, fast
+        assert sum(number <= 4 for number in polls) > NUM_STEPS / 2
 
 
 # ---------------------------------------------------------------- copies
