@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import signal
+import threading
+import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +19,13 @@ import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, WAIT, Fragile, TwoArguments, fragile, interrupt, when_begun
 from gymnasium.error import ResetNeeded
-from modes import IN_CALLER, ORACLE, in_modes
+from modes import IN_CALLER, IN_WORKERS, ORACLE, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import (
     ClosedError,
     EnvContractError,
+    EnvError,
     InvalidEnvError,
     UnpicklableError,
     UsageError,
@@ -161,6 +164,28 @@ def test_object_that_fails_to_unpickle_affects_only_its_env_and_call(make_env: M
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 1, 1]
 
 
+class Holding(Exception):
+    """An exception that does not pickle."""
+
+    def __init__(self) -> None:
+        super().__init__("held")
+        self.lock = threading.Lock()
+
+
+class Holder(Fragile):
+    def hold(self) -> None:
+        raise Holding
+
+
+def test_exception_that_cannot_be_pickled_keeps_its_text_and_traceback(make_env: MakeEnv, mode: str) -> None:
+    env = make_env([partial(Holder, number) for number in range(2)])
+    with pytest.raises(EnvError if mode in IN_WORKERS else Holding, match="held") as caught:
+        env.customized_method("hold", id=1)
+    text = "".join(traceback.format_exception(caught.value))
+    assert [part for part in ("Holding: held", "raise Holding", "Raised by env 1") if part not in text] == [], text
+    assert env.customized_method("pid", id=1)
+
+
 def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda signum, frame: seen.append(signum))
@@ -256,15 +281,17 @@ def test_exceptions_that_are_immutable_or_shared_are_raised(make_env: MakeEnv) -
     assert shared.value.env_ids == (0, 1)  # type: ignore[attr-defined]
 
 
-def test_env_failing_to_close_does_not_block_restart_or_close(make_env: MakeEnv) -> None:
+def test_env_failing_to_close_does_not_block_restart_or_close(make_env: MakeEnv, tmp_path: Path) -> None:
     class Stuck(Fragile):
         def close(self) -> None:
+            Path(self.folder, f"closed-{self.number}").touch()
             raise SystemExit("not today")
 
-    env = make_env([partial(Stuck, number) for number in range(2)])
+    env = make_env([partial(Stuck, number, str(tmp_path)) for number in range(3)], num_cpus=1)
     env.reset()
     assert env.restart(1) == (1,)
     env.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"closed-0", "closed-1", "closed-2"}
 
 
 @pytest.mark.parametrize("call", ["step", "rollout"])

@@ -303,3 +303,23 @@ def test_any_info_is_read_as_it_was_written(info: dict[str, Any], most: Any, cha
         for expected in said:
             assert_same(ordered([expected] * 2), ordered(env.step([0, 0]).infos))
         assert usual is not info or env.engine.pool.batch.info_columns is not None
+
+
+def times_learned(*said: list[Any]) -> int:
+    """Return how often columns are made or given up, if each env returns these infos."""
+    with ParallelEnv([partial(Replaying, infos) for infos in said], ORACLE, "continue") as env:
+        env.reset()
+        columns = []
+        for _ in said[0]:
+            env.step([0] * len(said))
+            columns.append(env.engine.pool.batch.info_columns)
+    return sum(one is not next_one for one, next_one in itertools.pairwise(columns))
+
+
+def test_forms_are_learned_and_given_up() -> None:
+    steady = {"speed": 0.5, "lap": 3}
+    assert times_learned([steady] * 6) == 1
+    assert times_learned([steady] * 6 + [{"x": "y"}] * 20) == 2
+    assert times_learned(([{"x": 1.0}] * 40 + [{"y": 1}] * 40) * 50) < 20
+    assert times_learned(([steady] * 100 + [{"episode": {}}]) * 50) == 1
+    assert times_learned([steady] * 10, *[[{}] * 10] * 3) == 0

@@ -132,7 +132,9 @@ def test_output_that_is_not_valid_text_is_shown(
 
 WAIT_FOR = """
 print('are you there?')
+deadline = time.monotonic() + 30
 while not pathlib.Path({heard!r}).exists():
+    assert time.monotonic() < deadline, 'not heard'
     time.sleep(0.01)
 """
 

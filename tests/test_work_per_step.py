@@ -1,17 +1,20 @@
-"""The cost of a step: messages, pickles, wake-ups and copies. Counted, as times differ by machine.
+"""The cost of a step: messages, pickles, wake-ups, copies and calls. Counted, as times differ by machine.
 
 If a number here grows, steps have become slower for all users.
 """
 
 from __future__ import annotations
 
+import gc
 import select
+import sys
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -21,7 +24,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _bell, _channel_group, _pipe, _process
+from parallelenv.backends import _bell, _channel_group, _pipe, _process, subproc
 from parallelenv.contract import codec
 from parallelenv.engine import step_plan
 
@@ -70,6 +73,24 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     return log
 
 
+def count_calls(function: Callable[[], Any]) -> int:
+    """Return how many Python functions are called within a call."""
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    gc.disable()  # it would make additional calls
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return count - 1  # the function itself
+
+
 def copies_made(function: Callable[[], Any], nbytes: int) -> float:
     """Return the peak memory of a call, in units of ``nbytes``."""
     tracemalloc.start()
@@ -87,16 +108,20 @@ def copies_made(function: Callable[[], Any], nbytes: int) -> float:
 
 
 class Constant(gym.Env[Any, Any]):
-    """Returns the same at every step."""
+    """Returns the same at every step, after a nap."""
 
-    def __init__(self, space: Any, actions: Any, ends: bool = False, info: dict[str, Any] | None = None) -> None:
-        self.observation_space, self.action_space = space, actions
+    def __init__(
+        self, space: Any, actions: Any, ends: bool = False, info: dict[str, Any] | None = None, naps: float = 0.0
+    ) -> None:
+        self.observation_space, self.action_space, self.naps = space, actions, naps
         self.answer = (space.sample(), 1.0, ends, False, info or {})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return self.answer[0], self.answer[-1]
 
     def step(self, action: Any) -> Any:
+        if self.naps:
+            time.sleep(self.naps)
         return self.answer
 
 
@@ -252,21 +277,26 @@ class WatchedPoll:
         return self._poll.poll(timeout)
 
 
-def test_the_caller_sleeps_at_most_once_per_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("naps", [0.0, 0.002])
+def test_the_caller_sleeps_at_most_once_per_worker(naps: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (_channel_group, "_HEARTBEAT"), (_process, "_PAUSE"), (step_plan, "PATIENCE"):
         monkeypatch.setattr(module, name, 3600.0)  # no periodic actions
     sleeps: list[bool] = []
     watched = SimpleNamespace(POLLIN=select.POLLIN, poll=partial(WatchedPoll, sleeps))
     monkeypatch.setattr(_channel_group, "select", watched)
-    with settled() as (_, step):
+    polls = []
+    with settled(naps=naps) as (_, step):
         for _ in range(NUM_STEPS):
             sleeps.clear()
             step()
             assert sleeps
             assert sum(sleeps) <= 2
+            polls.append(len(sleeps))
+    if naps:  # after a poll: it busy-waits only for workers that are, or seem, fast
+        assert sum(number <= 4 for number in polls) > NUM_STEPS / 2
 
 
-# ---------------------------------------------------------------- copies
+# ---------------------------------------------------------------- copies and calls
 
 
 @pytest.mark.parametrize("copy", [True, False])
@@ -275,3 +305,19 @@ def test_states_are_copied_once_or_not_at_all(mode: str, copy: bool) -> None:
     large = Box(0, 255, (256, 256), np.uint8)
     with settled((large, Discrete(2)), mode, copy=copy) as (_, step):
         assert copies_made(step, 8 * 256 * 256) == copy
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "most"),
+    [(ORACLE, {}, 36), (PROCESSES, PIPES, 60), pytest.param(PROCESSES, BELL, 17, marks=with_bell)],  # see docs/speed.md
+)
+def test_step_makes_few_python_calls(mode: str, options: Any, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = subproc.SubprocBackend.wait
+
+    def wait_late(*arguments: Any) -> Any:
+        time.sleep(0.005)  # so that it finds all replies together
+        return wait(*arguments)
+
+    monkeypatch.setattr(subproc.SubprocBackend, "wait", wait_late)
+    with settled(mode=mode, num_envs=16, options=options) as (_, step):
+        assert min(count_calls(step) for _ in range(NUM_STEPS)) <= most

@@ -207,6 +207,8 @@ def test_profile_waits_for_other_threads(is_patient: bool, tmp_path: Path, monke
             env.step([WAIT, GO_ON, GO_ON, GO_ON])
         assert profile.recording.missing == (() if is_patient else (0, 1, 2, 3))
         assert turns_of(profile) == (steps if is_patient else {})
+        if not is_patient:
+            assert profile.recording.calls[-1, 1] == profile.recording.end  # of the call that has not ended
         with env.profile() as profile:
             env.step([GO_ON] * 4)
         assert turns_of(profile) == steps

@@ -195,6 +195,7 @@ def test_record_checks_its_arguments_before_any_reset(tmp_path: Path, monkeypatc
         ({"id": [1]}, ArgumentError, r"env 1 has render_mode=None, so it returns no picture"),
         ({"id": [2, 0]}, ArgumentError, r"env 2 has no method render\(\), so it returns no picture"),
         ({"id": [4], "path": tmp_path / "tower.gif"}, ArgumentError, "2 x 65536 pixels is too large for gif"),
+        ({"id": [4], "path": tmp_path / "tower.webp"}, ArgumentError, "large for webp, whose maximum is 16383 in each"),
     ]
 
     class Odd(Lamp):
