@@ -1,20 +1,18 @@
-"""The cost of a step: messages, pickles, wake-ups, copies and calls. Counted, as times differ by machine.
+"""The cost of a step: messages, pickles, wake-ups and copies. Counted, as times differ by machine.
 
 If a number here grows, steps have become slower for all users.
 """
 
 from __future__ import annotations
 
-import gc
 import select
-import sys
 import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -24,7 +22,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _bell, _channel_group, _pipe, _process, subproc
+from parallelenv.backends import _bell, _channel_group, _pipe, _process
 from parallelenv.contract import codec
 from parallelenv.engine import step_plan
 
@@ -71,24 +69,6 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     for module, name, functions in WATCHED:
         monkeypatch.setattr(module, name, Spy(getattr(module, name), functions, log))
     return log
-
-
-def count_calls(function: Callable[[], Any]) -> int:
-    """Return how many Python functions are called within a call."""
-    count = 0
-
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event == "call"
-
-    gc.disable()  # it would make additional calls
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return count - 1  # the function itself
 
 
 def copies_made(function: Callable[[], Any], nbytes: int) -> float:
@@ -296,7 +276,7 @@ def test_the_caller_sleeps_at_most_once_per_worker(naps: float, monkeypatch: pyt
         assert sum(number <= 4 for number in polls) > NUM_STEPS / 2
 
 
-# ---------------------------------------------------------------- copies and calls
+# ---------------------------------------------------------------- copies
 
 
 @pytest.mark.parametrize("copy", [True, False])
@@ -305,19 +285,3 @@ def test_states_are_copied_once_or_not_at_all(mode: str, copy: bool) -> None:
     large = Box(0, 255, (256, 256), np.uint8)
     with settled((large, Discrete(2)), mode, copy=copy) as (_, step):
         assert copies_made(step, 8 * 256 * 256) == copy
-
-
-@pytest.mark.parametrize(
-    ("mode", "options", "most"),
-    [(ORACLE, {}, 36), (PROCESSES, PIPES, 60), pytest.param(PROCESSES, BELL, 17, marks=with_bell)],  # see docs/speed.md
-)
-def test_step_makes_few_python_calls(mode: str, options: Any, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    wait = subproc.SubprocBackend.wait
-
-    def wait_late(*arguments: Any) -> Any:
-        time.sleep(0.005)  # so that it finds all replies together
-        return wait(*arguments)
-
-    monkeypatch.setattr(subproc.SubprocBackend, "wait", wait_late)
-    with settled(mode=mode, num_envs=16, options=options) as (_, step):
-        assert min(count_calls(step) for _ in range(NUM_STEPS)) <= most
