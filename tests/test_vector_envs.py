@@ -480,6 +480,7 @@ WRONG: list[tuple[Any, Callable[[ParallelEnv], Any], str]] = [
         lambda env: env.customized_method("tell", [{"word": word} for word in "abc"]),
         "SyncVectorEnv calls a method of all its envs with the same arguments, but different",
     ),
+    (synced, lambda env: env.customized_method("tell", {"name": 1}, [0, 1]), "cannot pass on an argument named"),
     (synced, lambda env: env.customized_method("tel", id=[0, 1]), "no attribute 'tel'"),
     (synced, lambda env: env.set_env_attr("luck.x", 1, [0, 1]), "'luck.x' cannot be set in Sync"),
     (synced, lambda env: env.attr("lengt", id=[0, 1]), "have no attribute 'lengt'"),

@@ -409,6 +409,8 @@ class EnvGroup:
                 results = self.env.render(*positional, **named)
         else:
             call = self._method("call", "methods of its envs cannot be called")
+            if "name" in named:
+                raise EnvContractError(f"call() of {self.facts.name} cannot pass on an argument named 'name'.")
             results = call(first.name, *positional, **named)
         results = self._each(first.name + "()", results)
         numbers = range(self.facts.num_envs) if share.numbers is None else share.numbers
