@@ -614,6 +614,8 @@ def test_live_vector_envs_move_to_workers_by_pickle() -> None:
     played.reset()
     with pytest.warns(UserWarning, match="its class is an EzPickle"):
         ParallelEnv([played], PROCESSES).close()
+    with ParallelEnv([partial(synced, (3, 4), NEXT, Easy)]) as env:
+        assert env.save_state().unsaved == (0, 1)  # pickle would not keep the states
     with ParallelEnv([synced()]) as env, pytest.raises(InvalidEnvError, match="env 0 was given as a live instance"):
         env.restart(1)
 
