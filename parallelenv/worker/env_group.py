@@ -341,7 +341,11 @@ class EnvGroup:
         return len(indices) if isinstance(indices, range) else self.facts.num_envs
 
     def _is_bookkeeping(self, key: str, infos: Mapping[str, Any]) -> bool:
-        """Return whether a key is not an info, but bookkeeping."""
+        """Return whether a key is not an info, but bookkeeping.
+
+        A key that starts with an underscore belongs to a mask of the envs that have the info ``key[1:]``. The other
+        bookkeeping keys are EnvPool's own.
+        """
         return (key[:1] == "_" and key[1:] in infos) or (self._is_envpool and key in _OF_ENVPOOL)
 
     # ---------------------------------------------------------------- attributes and methods
