@@ -574,6 +574,23 @@ def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_
         assert data.states[:, 1, 1].tolist() == list(range(40))
 
 
+def test_interrupt_as_soon_as_requests_are_sent_loses_nothing(
+    make_set: MakeSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collectors = make_set(Net, few, 40)
+    send = collectors._scheduler.env.send
+
+    def sent(*arguments: Any) -> None:
+        send(*arguments)
+        monkeypatch.undo()
+        interrupt()
+
+    monkeypatch.setattr(collectors._scheduler.env, "send", sent)
+    with pytest.raises(KeyboardInterrupt):
+        collectors.collect()
+    assert collectors.collect()[1]["num_steps"].tolist() == [40, 40]
+
+
 @in_modes(*IN_BACKGROUND)
 def test_collector_timeout_is_raised_and_next_collect_keeps_waiting(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Net, deed=partial(wait, tmp_path)), partial(few, (1000,)), 40, timeout=1.0)

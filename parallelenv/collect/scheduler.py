@@ -18,6 +18,7 @@ import numpy as np
 from parallelenv.collect.collector import Collector, derived_seed, import_package
 from parallelenv.contract.copying import Broadcast, loads
 from parallelenv.contract.failures import Failure, add_note, put, raise_failures, with_note
+from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.rollout_data import map_leaves
 from parallelenv.engine.episode_stats import OpenEpisodes
@@ -261,9 +262,10 @@ class Scheduler:
         """Send requests to idle collectors, all at once so that the workers of a node start and reply together."""
         ranks = list(requests)
         self._catch_up(ranks)
-        self.env.send(list(requests.values()), ranks)
-        for rank, request in requests.items():
-            self.members[rank].request = request
+        with DeferSigint():  # otherwise an interrupt after `send` leaves a collector in flight that counts as idle
+            self.env.send(list(requests.values()), ranks)
+            for rank, request in requests.items():
+                self.members[rank].request = request
 
     def receive(self) -> int:
         """Wait until a collector has sent steps or failed, store all that has arrived, and return the number of steps.
