@@ -694,6 +694,7 @@ def test_compression_without_zstandard_names_the_package_to_install(monkeypatch:
         ({"make_test_envs": 3}, "make_test_envs=3 cannot be called"),
         ({"steps": 3}, "steps=3 is neither an argument of CollectorSet nor an option of para_mode="),
         ({"fraction_sample": 0.5}, "fraction_sample=0.5 is neither .* Did you mean 'fraction_samples'"),
+        ({"context": "fork"}, "context='fork' is not an option of .* Give start_method"),
         ({"make_test_envs": lambda rank: few()}, "make_test_envs=.* needs rank. Give a function without arguments"),
     ],
 )

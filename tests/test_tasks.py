@@ -32,7 +32,7 @@ from parallelenv.errors import (
     UnpicklableError,
     WorkerDiedError,
 )
-from parallelenv.tasks.sampler_env import TaskEnv, TaskStep, make_task_env
+from parallelenv.tasks.sampler_env import Task, TaskEnv, TaskSampler, TaskStep, make_task_env
 from parallelenv.tasks.task_pool import TaskPool
 from parallelenv.testing.contract import DONE_POLICIES, assert_same, drain, items
 from parallelenv.wrappers import CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates, StateWrapper
@@ -99,6 +99,37 @@ def test_step_of_a_task_may_return_a_done_flag_but_nothing_else() -> None:
         env.task.step = lambda action, wrong=wrong: wrong
         with pytest.raises(TypeError, match=f"Walk returned a {type(wrong).__name__}. Return .*TaskStep"):
             env.step(0)
+
+
+class Bare(Task):
+    """A task that inherits the optional methods."""
+
+    def step(self, action: Any) -> Any: ...
+
+    def is_done(self) -> bool:
+        return False
+
+    def get_observations(self) -> Any:
+        return 0
+
+
+class Bares(TaskSampler):
+    """A sampler that inherits the optional methods."""
+
+    def next_task(self, **kwargs: Any) -> Any:
+        return Bare()
+
+    def reset(self) -> None: ...
+
+    def set_seed(self, seed: int) -> None: ...
+
+
+def test_tasks_and_samplers_inherit_optional_methods() -> None:
+    sampler = Bares()
+    env = TaskEnv(sampler)
+    env.reset()
+    assert env.render() is sampler.length is sampler.observation_space is sampler.action_space is None
+    env.close()
 
 
 def test_task_env_raises_without_a_task() -> None:
@@ -562,6 +593,15 @@ def test_loop_until_all_done_plays_every_task(make_pool: MakePool, auto: bool) -
             ended += int(env.step([1, 1, 1]).dones.sum())
         states = env.next_task(length=2)
     assert ended == 9  # all end an episode in the same step
+
+
+def test_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks(totals=(0, 0)))
+    env.next_task()
+    assert env.restart(0) == (0,)
+    assert env.exhausted.tolist() == [False, True]
+    with pytest.raises(ResetNeededError, match="env 0 has no"):
+        env.step([1, 1])
 
 
 # ---------------------------------------------------------------- rollouts

@@ -480,6 +480,7 @@ WRONG: list[tuple[Any, Callable[[ParallelEnv], Any], str]] = [
         lambda env: env.customized_method("tell", [{"word": word} for word in "abc"]),
         "SyncVectorEnv calls a method of all its envs with the same arguments, but different",
     ),
+    (synced, lambda env: env.customized_method("tell", {"name": 1}, [0, 1]), "cannot pass on an argument named"),
     (synced, lambda env: env.customized_method("tel", id=[0, 1]), "no attribute 'tel'"),
     (synced, lambda env: env.set_env_attr("luck.x", 1, [0, 1]), "'luck.x' cannot be set in Sync"),
     (synced, lambda env: env.attr("lengt", id=[0, 1]), "have no attribute 'lengt'"),
@@ -613,6 +614,8 @@ def test_live_vector_envs_move_to_workers_by_pickle() -> None:
     played.reset()
     with pytest.warns(UserWarning, match="its class is an EzPickle"):
         ParallelEnv([played], PROCESSES).close()
+    with ParallelEnv([partial(synced, (3, 4), NEXT, Easy)]) as env:
+        assert env.save_state().unsaved == (0, 1)  # pickle would not keep the states
     with ParallelEnv([synced()]) as env, pytest.raises(InvalidEnvError, match="env 0 was given as a live instance"):
         env.restart(1)
 

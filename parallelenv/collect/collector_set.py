@@ -92,13 +92,13 @@ class CollectorSet(CollectorBase):
         for name, make in makers.items():
             if make is not None or name != "make_test_envs":
                 check_maker(name, make)
-        known = {*inspect.signature(CollectorSet).parameters, *inspect.signature(ParallelEnv).parameters}
-        known.update(registry.option_names(para_mode))
+        known = {*registry.option_names(para_mode), *inspect.signature(ParallelEnv).parameters}
         for name in options.keys() - known:
-            raise ArgumentError(
-                f"{name}={show(options[name])} is neither an argument of CollectorSet nor an option of "
-                f"para_mode={registry.word_of(para_mode)!r}.{did_you_mean(name, sorted(known))}"
-            )
+            if hint := did_you_mean(name, inspect.signature(CollectorSet).parameters):  # else `ParallelEnv` refuses it
+                raise ArgumentError(
+                    f"{name}={show(options[name])} is neither an argument of CollectorSet nor an option of "
+                    f"para_mode={registry.word_of(para_mode)!r}.{hint}"
+                )
         super().__init__(num_steps, start_steps, seed, log_dir)
         self._word, self._last_report = para_mode, time.perf_counter()
         self._fresh = set(range(num_workers))  # collectors that have not made their first collection yet

@@ -341,7 +341,11 @@ class EnvGroup:
         return len(indices) if isinstance(indices, range) else self.facts.num_envs
 
     def _is_bookkeeping(self, key: str, infos: Mapping[str, Any]) -> bool:
-        """Return whether a key is not an info, but bookkeeping."""
+        """Return whether a key is not an info, but bookkeeping.
+
+        A key that starts with an underscore belongs to a mask of the envs that have the info ``key[1:]``. The other
+        bookkeeping keys are EnvPool's own.
+        """
         return (key[:1] == "_" and key[1:] in infos) or (self._is_envpool and key in _OF_ENVPOOL)
 
     # ---------------------------------------------------------------- attributes and methods
@@ -409,6 +413,8 @@ class EnvGroup:
                 results = self.env.render(*positional, **named)
         else:
             call = self._method("call", "methods of its envs cannot be called")
+            if "name" in named:
+                raise EnvContractError(f"call() of {self.facts.name} cannot pass on an argument named 'name'.")
             results = call(first.name, *positional, **named)
         results = self._each(first.name + "()", results)
         numbers = range(self.facts.num_envs) if share.numbers is None else share.numbers

@@ -58,11 +58,10 @@ def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, Any]:
             "ParallelEnv with seed_globals=True."
         )
     if is_whole:
-        names, saved_names = ([type(layer).__qualname__ for layer in layers(one)] for one in (env, content))
-        if names != saved_names:
+        name, saved_name = (type(getattr(one, "unwrapped", one)).__qualname__ for one in (env, content))
+        if name != saved_name:
             raise EnvContractError(
-                f"The state is of an env made of {saved_names}, but this one is made of {names}. Make the same envs as "
-                "when it was saved."
+                f"The state is of a {saved_name}, but this env is a {name}. Make the same envs as when it was saved."
             )
         return content, generators
     state, np_random, of_wrappers = content

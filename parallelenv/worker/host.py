@@ -224,6 +224,8 @@ class Host:
 
         This method makes fewer function calls than `execute`, which saves 10 us per step in a worker.
 
+        After an interrupt or a failure of an env, `execute` continues with the next env.
+
         Returns:
             The reply. If it is empty, the next step with the same ``prepared`` reuses the object.
         """
