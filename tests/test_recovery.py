@@ -351,7 +351,7 @@ def test_refused_reset_drops_no_step_in_flight(make: MakeEnv) -> None:
 
 
 def interrupt_the_rebuild(env: ParallelEnv, folder: Path, call: Callable[[], Any]) -> None:
-    """MakeEnv a call that rebuilds env 1, and interrupt it in the constructor."""
+    """Make a call that rebuilds env 1, and interrupt it in the constructor."""
     (folder / "slow-1").touch()
     (folder / "go").unlink(missing_ok=True)
     with when_begun(folder, 1, interrupt), pytest.raises(KeyboardInterrupt):
