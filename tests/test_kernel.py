@@ -1,6 +1,6 @@
 """Interrupted and rerun cells, restarted kernels, and outputs below cells, with real kernels.
 
-The fault table has Ctrl-C in every other call, also to the whole process group as Jupyter sends it, and callers that
+The fault table has Ctrl-C in other calls, also to the whole process group as Jupyter sends it, and callers that
 are killed.
 """
 

@@ -43,7 +43,7 @@ def test_worker_that_sleeps_through_rings_blocks_nothing_and_does_its_step(env: 
 
 
 def test_step_that_finished_before_a_later_call_is_not_lost_by_a_large_argument(tmp_path: Path) -> None:
-    with ParallelEnv(fragile(tmp_path), "subproc", "continue", 1, timeout=0.05) as env:
+    with ParallelEnv(fragile(tmp_path), "subproc", "continue", 1, timeout=0.5) as env:
         env.reset()
         env.step([GO_ON] * 4)
         env.send([WAIT] * 4)
@@ -56,6 +56,17 @@ def test_step_that_finished_before_a_later_call_is_not_lost_by_a_large_argument(
             pass
         env.set_env_attr("weights", b"x" * 100_000)
         assert env.recv(4).states[:, 1].tolist() == [2] * 4
+
+
+def test_few_of_many_workers_are_not_woken_by_the_bell(tmp_path: Path) -> None:
+    with ParallelEnv(fragile(tmp_path), "subproc", "continue", num_cpus=4) as env:
+        env.reset()
+        env.step([GO_ON] * 4)
+        words = env.engine.pool.backend._group.bell.words  # type: ignore[attr-defined]
+        rings = words[0]
+        for number in range(2, 5):
+            assert env.step([GO_ON], [3]).states.tolist() == [[3, number]]
+        assert words[0] == rings
 
 
 def test_step_right_after_an_adapter_was_made_uses_the_new_batch(env: ParallelEnv) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from parallelenv import ParallelEnv
-from parallelenv.errors import EnvBusyError, EnvInterruptedError, WorkerDiedError
+from parallelenv.errors import EnvBusyError, EnvInterruptedError, WorkerDiedError, WorkerStartError
 from parallelenv.testing import BackendContract
 from parallelenv.testing.contract import NUM_ENVS, Make, drain, five_env_fns
 from parallelenv.testing.envs import Counter, Sleeper, SteppedEnv
@@ -88,6 +89,15 @@ def test_env_instances_are_copied_in_caller_and_workers(num_cpus: int) -> None:
         env.restart([0, 4])  # in their original state
         assert env.get_env_attr("episode") == [1, 2, 2, 2, 1]
         assert env.get_env_attr("count", [0, 4]) == [1, 1]
+
+
+def test_daemonic_process_can_only_step_its_own_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiprocessing.current_process", lambda: SimpleNamespace(daemon=True))
+    with make(num_cpus=1) as env:
+        env.reset()
+        assert env.step([1] * NUM_ENVS).states[:, 1].tolist() == [1] * NUM_ENVS
+    with pytest.raises(WorkerStartError, match="daemonic process of multiprocessing, which cannot start processes"):
+        make(num_cpus=2)
 
 
 @pytest.mark.parametrize("env_ids", [[0, 2], [4], [1, 3], [0, 1, 2, 3, 4]], ids=str)
