@@ -25,7 +25,12 @@ def show_printed(printed: Sequence[Printed]) -> None:
 
 
 def say(text: str) -> None:
-    """Write a text to the caller's standard output, and flush it."""
+    """Write a text to the caller's standard output, if there is one, and flush it.
+
+    Windows programs without a console have no standard output.
+    """
+    if sys.stdout is None:
+        return
     try:
         sys.stdout.write(text)
     except UnicodeEncodeError:
