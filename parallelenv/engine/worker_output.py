@@ -25,11 +25,8 @@ def show_printed(printed: Sequence[Printed]) -> None:
 
 
 def say(text: str) -> None:
-    """Write a text to the caller's standard output, if there is one, and flush it.
-
-    Windows programs without a console have no standard output.
-    """
-    if sys.stdout is None:
+    """Write a text to the caller's standard output, and flush it."""
+    if sys.stdout is None:  # Windows programs without a console
         return
     try:
         sys.stdout.write(text)
