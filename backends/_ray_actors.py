@@ -56,6 +56,9 @@ def connect_to_caller(address: tuple[str, str] | None) -> list[Connection]:
     Args:
         address: The path of the caller's socket, and the result of `machine` in the caller. ``None`` if the caller does
             not listen.
+
+    Raises:
+        OSError: If the caller has died or has stopped listening. Ray may start an actor even then.
     """
     connections: list[Connection] = []
     if address is None or sys.platform != "linux" or machine() != address[1]:

@@ -44,6 +44,20 @@ def test_interrupt_during_close_is_raised_and_leaks_nothing(way: str) -> None:
     assert number > stride
 
 
+def test_close_after_two_interrupts_closes_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = ParallelEnv([Sleeper] * 2, "subproc", num_cpus=2, start_method="fork")
+    close, interrupts = env.engine.pool.backend.close, iter([KeyboardInterrupt] * 2)
+
+    def interrupted(*arguments: Any) -> Any:
+        for interrupt in interrupts:
+            raise interrupt
+        return close(*arguments)
+
+    monkeypatch.setattr(env.engine.pool.backend, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        env.close()
+
+
 # The files in which a worker and the batch get their descriptors.
 OPENERS = tuple(f"backends/{name}.py" for name in ("_fork_server_client", "_process", "_shared_memory", "subproc"))
 OPENERS += ("parallelenv/worker/worker_log.py", "multiprocessing/connection.py")
