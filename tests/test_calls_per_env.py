@@ -227,6 +227,21 @@ class Unit:
         return {"number": self.number}
 
 
+class Own(Toolbox):
+    """Names itself, as a class that mixes env and trainer may do."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.env = self
+
+
+def test_env_that_is_its_own_env_attribute_can_be_asked(make_env: MakeEnv) -> None:
+    env = make_env([Own, Own], num_cpus=2)
+    assert env.get_env_attr("absent", default=3) == [3, 3]
+    env.set_env_attr("length", 9)
+    assert env.get_env_attr("env.length") == [9, 9]
+
+
 def test_object_without_step_supports_calls_and_attributes(make_env: MakeEnv) -> None:
     env = make_env([Unit(0), partial(Unit, 1), Unit(2)], num_cpus=2)
     assert env.rollout() == [{"number": 0}, {"number": 1}, {"number": 2}]

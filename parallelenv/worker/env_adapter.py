@@ -159,10 +159,14 @@ _ABSENT = object()
 
 def layers(env: Env) -> Iterator[Env]:
     """Yield an env's wrappers from the outermost inwards, then the env itself."""
-    yield env
-    inner = getattr(env, "env", None)
-    if inner is not None and is_env(inner):
-        yield from layers(inner)
+    seen: set[int] = set()  # an env may name itself: `self.env = self`
+    while id(env) not in seen:
+        seen.add(id(env))
+        yield env
+        inner = getattr(env, "env", None)
+        if inner is None or not is_env(inner):
+            return
+        env = inner
 
 
 def _owners(env: Env) -> tuple[list[Env], list[Env]]:
