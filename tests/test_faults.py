@@ -222,13 +222,13 @@ def test_env_instance_in_the_same_process_cannot_be_rebuilt(mode: str) -> None:
 
 def test_flags_and_rewards_of_unusual_types(make_env: MakeEnv) -> None:
     flags = [1, np.array([True]), np.array([True, False]), "yes"]
-    rewards = [7, np.float32(0.5), 1, 1]
+    rewards = [10**400, np.float32(0.5), 1, 1]
     answers = [(RIGHT[0], reward, flag, False, None) for reward, flag in zip(rewards, flags, strict=True)]
     env = make_env([partial(Liar, answers, number) for number in range(4)], asynchronous="continue")
     env.reset()
     with pytest.raises(ExceptionGroup, match="terminated and truncated are bools") as caught:
         env.step([0, 1, 2, 3])
-    assert caught.value.partial.rewards.tolist() == [7, 0.5]  # type: ignore[attr-defined]
+    assert caught.value.partial.rewards.tolist() == [10**400, 0.5]  # type: ignore[attr-defined]
     assert env.done.tolist() == [True, True, False, False]
 
 

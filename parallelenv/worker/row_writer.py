@@ -101,8 +101,9 @@ class RowWriter:
         if shape is not None and all(length == 1 for length in shape) and hasattr(reward, "item"):
             reward = reward.item()
         if isinstance(reward, (float, int, np.integer, np.floating, np.bool_)):
-            self.batch.rewards[row] = reward
-            return None
+            with contextlib.suppress(OverflowError):  # an int too large for a float is returned
+                self.batch.rewards[row] = reward
+                return None
         self.batch.rewards[row] = np.nan
         return (reward,)
 
