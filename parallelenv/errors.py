@@ -98,7 +98,8 @@ class OldApiWarning(UserWarning):
 class ExhaustedError(ParallelEnvError, RuntimeError):
     """An env has no further episode: its ``reset`` raises this error, and the env then counts as exhausted.
 
-    Users see this error only where envs cannot be idle: in a plain Gymnasium loop, and in adapters.
+    Users see this error only where an exhausted env cannot be idle while the others are stepped: in a plain Gymnasium
+    loop, and in adapters.
     """
 
 

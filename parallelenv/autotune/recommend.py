@@ -637,7 +637,10 @@ class StandIn(gymnasium.Env[State, Action]):
         return self._shared.env.env.action_space
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[State, Info]:
-        """Reset the env. When a pool starts, only the first stand-in resets it, because resets may be slow.
+        """Reset the env.
+
+        When a pool starts, only the first stand-in resets the env, because resets may be slow, and the other stand-ins
+        return the result of that reset.
 
         Raises:
             EnvContractError: If the env has no further episode.

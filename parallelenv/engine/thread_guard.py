@@ -30,7 +30,8 @@ class Guard:
 
     Attributes:
         home: Id of the process that made the object.
-        users: Contains the outermost call in progress, if there is one, under the key ``""``.
+        users: A dict that is empty while no call is in progress; otherwise, its only key ``""`` maps to the outermost
+            call. It is a dict because ``setdefault`` is atomic.
         tracer: An object whose ``begin()`` and ``end()`` are called when an outermost call starts and ends; ``None`` if
             there is none.
     """

@@ -359,7 +359,7 @@ class ChunkRecorder:
         return [chunk.env_ids[column] for column in (*ended, *failed)]
 
     def _goes_on(self, column: int) -> bool:
-        """Count the episode that ended in this column; return whether the env makes further steps."""
+        """Count the episode that ended in this column; return whether the env is stepped further."""
         if self._request.skips_done or self.chunk.env_ids[column] in self.chunk.exhausted:
             return False
         left = self._episodes_left[column]
