@@ -126,8 +126,8 @@ class ParallelEnv:
         copy: ``False`` makes ``step`` and ``reset`` return states as read-only views that are valid until the next
             call.
         spaces: ``(observation_space, action_space)`` of every env, for envs that declare no spaces or are slow to
-            declare them. The envs' own spaces are then not read. A state that does not fit its space raises
-            `EnvContractError`; an action that does not fit raises `ActionError`.
+            declare them. The envs' own spaces are then not read. A state whose shape or dtype does not fit its space
+            raises `EnvContractError`; such an action raises `ActionError`.
         keep: When a notebook cell that makes a `ParallelEnv` is run again, every `ParallelEnv` that its earlier runs
             left open is closed. ``True`` exempts this object.
         seed: Seed of the first episodes, as if set with the method `seed`. While an env is built,

@@ -341,7 +341,7 @@ class Engine:
             self.pool.give_up(ticket, late)
 
     def _repeat_lost_resets(self) -> bool:
-        """If there is a recovery, repeat the resets whose worker died or hung; return whether any were repeated."""
+        """Repeat resets whose worker died or hung if failed envs are restarted; return whether there were any."""
         if self.recovery is None:
             return False
         tickets = self.table.tickets
