@@ -14,7 +14,9 @@ from parallelenv.worker.env_adapter import split_done
 
 
 class TaskStep(NamedTuple):
-    """A possible return value of a task's ``step``. Any object with these four attributes works as well.
+    """A possible return value of a task's ``step``.
+
+    Any object with the attributes ``observation``, ``reward``, ``done`` and ``info`` works as well.
 
     Attributes:
         done: Whether the task has ended. An ended task counts as truncated if ``info["TimeLimit.truncated"]`` is true,
