@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from parallelenv.contract.error_text import show
 from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.tracebacks import warn_user
 from parallelenv.errors import ArgumentError, WorkerStartError
 
 ActorOptions = dict[str, Any]  # the arguments of Ray's ``actor.options(...)``
@@ -72,7 +73,7 @@ class Cluster:
             self._variables = {name: value for name, value in os.environ.items() if name not in before}
             if not ray.is_initialized():
                 self._take_away_variables()
-        self._arguments = dict(arguments)
+        self._arguments = {} if self._is_users else dict(arguments)
         # True if this process has started the head node instead of connecting to it. Ray has no public API for this.
         has_head = bool(getattr(getattr(ray._private.worker, "_global_node", None), "head", True))
         self.is_own = not self._is_users and has_head
@@ -89,7 +90,7 @@ class Cluster:
         """Return the connection to Ray, and register the calling pool as one of its users.
 
         First, a connection that was made with different arguments is ended if no pool uses it any more. If there is now
-        no connection, ``ray.init`` joins a running cluster or starts one.
+        no connection, ``ray.init`` joins a running cluster or starts one. A warning says if ``arguments`` are not used.
         """
         with cls._lock:
             present = cls._present
@@ -97,8 +98,15 @@ class Cluster:
                 present._end()
             if cls._present is None or not cls._present.is_connected:
                 cls._present = cls(arguments)
-            cls._present._num_members += 1
-            return cls._present
+            present = cls._present
+            if arguments and arguments != present._arguments:
+                way_out = "Call ray.shutdown()" if present._is_users else "Close every ParallelEnv that uses Ray"
+                warn_user(
+                    f"ray_init={show(arguments)} is not used, because this process is already connected to Ray. "
+                    f"{way_out} first."
+                )
+            present._num_members += 1
+            return present
 
     def leave(self) -> None:
         # When no pool uses the connection any more, it ends, unless this process has started the cluster or the user

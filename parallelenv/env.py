@@ -206,7 +206,7 @@ class ParallelEnv:
             spec=spec,
         )
         self._guard = self._engine.guard
-        self._awaited: Sequence[int] = ()  # envs of the latest `step_async`
+        self._awaited: Sequence[int] | None = None  # envs of the latest `step_async`
         self._live.add(self)
         if not keep:
             cell_reruns.register(self)
@@ -498,10 +498,10 @@ class ParallelEnv:
         """
         arguments.check_align(align)
         limit = arguments.check_timeout(timeout)
-        if not self._awaited:
+        if self._awaited is None:
             raise NothingInFlightError("step_wait() was called, but no step is in flight. Call step_async() first.")
         result = self._engine.step_wait(self._awaited, limit, align)
-        self._awaited = ()
+        self._awaited = None
         return result
 
     @single_threaded
@@ -1019,9 +1019,8 @@ class ParallelEnv:
             BaseException: Any exception raised by an env's constructor.
         """
         ticket = self._engine.pool.rebuild(self._engine.ids(id, with_paused=True), self._engine.drop_episodes)
-        rebuilt = tuple(sorted({*ticket.env_ids, *ticket.values}))
-        ticket.raise_failures(partial=tuple(env_id for env_id in rebuilt if env_id not in ticket.failures))
-        return rebuilt
+        ticket.raise_failures(partial=tuple(env_id for env_id in ticket.env_ids if env_id not in ticket.failures))
+        return tuple(ticket.env_ids)
 
     @single_threaded
     def save_state(self) -> SavedState:
@@ -1054,14 +1053,18 @@ class ParallelEnv:
             ArgumentError: If ``state`` is not a `SavedState`, or was saved with a different number of envs,
                 ``asynchronous`` or format version; nothing was changed.
             EnvContractError: If an env had different wrappers when it was saved; that env needs a reset.
+            WorkerTimeoutError: If an env takes longer than the ``timeout`` of the `ParallelEnv`. All envs then need a
+                reset, as they do after Ctrl-C.
             BaseException: Any exception raised by an env's ``set_state``; that env needs a reset.
         """
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
         saved = [env_id for env_id in self._engine.env_ids if state.envs[env_id] is not None]
-        ticket = self._engine.pool.ask("manage", saved, [state.envs[env_id] for env_id in saved], "load", raises=False)
-        self._engine.drop_episodes(self._engine.env_ids)
-        need_reset = self._engine.table.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
-        self._engine.seeds = dict(state.seeds)
+        engine, each = self._engine, [state.envs[env_id] for env_id in saved]
+        ticket = engine.pool.ask(
+            "manage", saved, each, "load", announce=lambda _: engine.drop_episodes(engine.env_ids), raises=False
+        )
+        need_reset = engine.table.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
+        engine.seeds = dict(state.seeds)
         ticket.raise_failures(partial=need_reset)
         return need_reset
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pickle
 import threading
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv, needs_ray
+from fragile import GO_ON, Fragile
 from gymnasium.utils import EzPickle
 from gymnasium.wrappers import TimeLimit
-from modes import ORACLE
+from modes import IN_BACKGROUND, ORACLE, in_modes
 
 from parallelenv import ParallelEnv, errors
 from parallelenv.testing.contract import DONE_POLICIES, assert_same
@@ -130,6 +133,29 @@ def test_env_that_cannot_be_saved_or_loaded_does_not_affect_the_others(make_env:
         env.load_state(state)
     assert caught.value.partial == (1, 2)  # type: ignore[attr-defined]
     env.step([0], id=[0])
+
+
+class Slow(Fragile):
+    def get_state(self) -> int:
+        return self.steps
+
+    def set_state(self, state: int) -> None:
+        self.wait()
+        self.steps = state
+
+
+@in_modes(*IN_BACKGROUND)
+def test_all_envs_need_a_reset_after_load_state_was_cut_short(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env([partial(Slow, number, str(tmp_path)) for number in range(2)], num_cpus=2, timeout=0.5)
+    env.reset()
+    state = env.save_state()
+    with pytest.raises(errors.WorkerTimeoutError):
+        env.load_state(state)
+    (tmp_path / "go").touch()
+    with pytest.raises(errors.ResetNeededError):
+        env.step([GO_ON] * 2)
+    env.reset()
+    env.step([GO_ON] * 2)
 
 
 def test_save_state_is_refused_while_a_step_is_in_flight(make_env: MakeEnv) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
 from conftest import MakeEnv
+from fragile import GO_ON, WAIT, fragile
 from gymnasium.vector import AutoresetMode
-from modes import ORACLE, PROCESSES
+from modes import IN_BACKGROUND, ORACLE, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv, ParallelWrapper
 from parallelenv.errors import (
@@ -18,6 +20,7 @@ from parallelenv.errors import (
     InvalidEnvError,
     NothingInFlightError,
     ParallelEnvError,
+    WorkerTimeoutError,
 )
 from parallelenv.results import difference
 from parallelenv.testing.contract import items
@@ -304,6 +307,31 @@ def test_step_wait_without_step_async_is_refused(make_env: MakeEnv) -> None:
     env.reset()
     with pytest.raises(NothingInFlightError, match=r"No step of envs \[0, 1, 2\] is in flight"):
         env.step_wait()
+
+
+@in_modes(*IN_BACKGROUND)
+def test_step_wait_does_not_wait_for_other_envs(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=4)
+    env.reset()
+    env.send([WAIT, WAIT], [0, 2])
+    env.step_async([GO_ON, GO_ON], [3, 1])
+    assert env.step_wait(20).env_ids.tolist() == [3, 1]
+    env.step_async([WAIT, GO_ON], [3, 1])
+    with pytest.raises(WorkerTimeoutError) as caught:
+        env.step_wait(0.1)
+    assert 3 in caught.value.env_ids
+    assert not {0, 2}.intersection(caught.value.env_ids)
+    (tmp_path / "go").touch()
+    assert env.step_wait().env_ids.tolist() == [3, 1]
+    assert sorted(env.recv(min_envs=2).env_ids.tolist()) == [0, 2]
+
+
+def test_step_wait_after_step_async_of_no_envs(make_env: MakeEnv) -> None:
+    env = make_env(ENV_FNS)
+    env.reset()
+    env.pause([0, 1, 2])
+    env.step_async([])
+    assert difference(items(env.step([])), items(env.step_wait())) is None
 
 
 def test_get_images_returns_rendered_frames(make_env: MakeEnv) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from modes import ORACLE, PROCESSES, THREADS
+from test_env_rng import Chances
 from test_trial import Witness
 
 from parallelenv import ParallelEnv, recommend, registry
@@ -238,6 +240,20 @@ def test_trial_of_auto_mode_does_not_change_results(source: Any) -> None:
             return [env.reset(seed=7), *(items(env.step([number % 2] * 16)) for number in range(20))]
 
     assert difference(play(ORACLE), play(registry.AUTO)) is None
+
+
+class Torched(Witness):
+    def step(self, action: Any) -> Any:
+        sys.modules["torch"].default_generator.random()
+        return super().step(action)
+
+
+def test_trial_of_auto_mode_does_not_advance_global_generators(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = Chances(0)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(default_generator=generator))
+    state = generator.get_state()
+    recommend([Torched] * 2)
+    assert generator.get_state() == state
 
 
 def test_auto_mode_uses_and_shows_the_recommendation(pretend: Pretend) -> None:

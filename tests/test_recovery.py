@@ -176,10 +176,12 @@ def test_worker_killed_between_two_calls_is_restarted_by_the_next(env: ParallelE
 
 
 def test_error_of_a_reset_is_raised(env: ParallelEnv, tmp_path: Path) -> None:
+    env.seed(3)
     with pytest.raises(KeyError) as caught:
-        env.reset(seed=3, options=[None, {"fail": 1}, None, None])
+        env.reset(options=[None, {"fail": 1}, None, None])
     assert caught.value.partial[:, 0].tolist() == [0, 2, 3]  # type: ignore[attr-defined]
-    env.reset(1)
+    drawn = [np.random.default_rng(3 + env_id).random(2) for env_id in range(NUM_ENVS)]
+    assert env.reset([0, 1])[:, 2].tolist() == [drawn[0][1], drawn[1][0]]  # only the seed of env 1 is left
     env.send_reset([0, 2], options=[{"fail": True}, None])
     with pytest.raises(KeyError, match="no such option") as caught:
         env.recv(min_envs=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter as Tally
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from modes import here_and_in_processes
 
 from parallelenv import CLOSE, RESET, TERMINATED, ParallelEnv, get_worker_info
 from parallelenv.errors import NothingInFlightError
-from parallelenv.testing.contract import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns
+from parallelenv.testing.contract import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns, items
 from parallelenv.testing.envs import Counter, InfoEnv, Old, Sheet, Sleeper
 
 pytestmark = here_and_in_processes
@@ -81,6 +81,30 @@ def test_results_have_the_documented_types(make_env: MakeEnv) -> None:
     arrays = (result.rewards, result.dones, result.terminated, result.truncated, result.env_ids, result.infos)
     assert [array.dtype for array in arrays] == [np.float64, bool, bool, bool, np.int64, object]
     assert all(type(info) is dict for info in result.infos)
+
+
+class Five(NamedTuple):
+    """What a step returns."""
+
+    state: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    info: Any
+
+
+class Named(Counter):
+    def step(self, action: Any) -> Any:
+        return Five(*super().step(action))
+
+
+def test_step_of_an_env_may_return_a_named_tuple(make_env: MakeEnv) -> None:
+    envs = [make_env([kind] * 2, asynchronous="restart") for kind in (Counter, Named)]
+    for env in envs:
+        env.reset(seed=1)
+    for _ in range(9):
+        expected, found = (items(env.step([1, 2])) for env in envs)
+        assert_same(expected, found)
 
 
 def test_each_env_has_its_own_spaces(make_env: MakeEnv) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import threading
 from functools import partial
 from pathlib import Path
@@ -287,6 +288,7 @@ def test_set_seeds_takes_effect_immediately(make_pool: MakePool) -> None:
     env.next_task()
     assert env.set_seeds(3) == [3, 4, 5, 6]
     drawn = env.next_task()[:, 2]
+    env.seed(50)  # for the next task, unless it is dropped
     assert env.set_seeds([5, None, 3, None]) == [5, None, 3, None]
     again = env.next_task()[:, 2]
     assert (again[2], again[0]) == (drawn[0], drawn[2])
@@ -691,6 +693,20 @@ def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, 
     assert result.infos[0]["exhausted"] is True
     assert result.states["word"] == (None,)
     assert env.all_exhausted()
+
+
+@in_modes(PROCESSES)
+def test_death_of_a_worker_costs_no_sampler_a_task(make_pool: MakePool) -> None:
+    env = make_pool(Walks, [{"total": 9}] * 2, on_failure="restart")
+    env.next_task()
+    os.kill(env.engine.pool.processes[0].pid, signal.SIGKILL)
+    env.next_task()
+    assert env.attr("number") == [1, 2]
+    os.kill(env.engine.pool.processes[0].pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        env.attr("number")
+    env.next_task()
+    assert env.attr("number") == [1, 3]
 
 
 def test_rebuilt_sampler_starts_with_its_first_task_and_the_seeds_that_were_set(make_pool: MakePool) -> None:

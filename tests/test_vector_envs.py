@@ -465,6 +465,22 @@ def test_bad_vector_envs_are_refused(make: Callable[[], Any], error: type[Except
         make()
 
 
+def test_refused_vector_env_is_closed() -> None:
+    wrong = changed(metadata={"autoreset_mode": "sometimes"})
+    refused, sizes = [], [2, 3]
+
+    def make(make_one: Any) -> Any:
+        refused.append(make_one())
+        return refused[-1]
+
+    with pytest.raises(EnvContractError):
+        ParallelEnv([partial(make, wrong)])
+    with ParallelEnv([partial(make, lambda: synced(range(3, 3 + sizes.pop(0))))]) as env:
+        with pytest.raises(InvalidEnvError):
+            env.restart()
+        assert [one.closed for one in refused] == [True] * 3
+
+
 def step(env: ParallelEnv) -> Any:
     return env.step([GO] * 3)
 
@@ -685,6 +701,20 @@ def test_rollouts_and_saved_states(vec: Any, autoreset: str, make_env: MakeEnv) 
         later = [items(env.step([GO] * 6)) for _ in range(9)]
         assert env.load_state(saved) == ()
         assert_same(later, [items(env.step([GO] * 6)) for _ in range(9)])
+
+
+@pytest.mark.parametrize("vec", [synced, Walks])
+def test_loaded_vector_env_resets_only_envs_whose_episode_has_ended(vec: Any) -> None:
+    with ParallelEnv([vec]) as env:
+        adapter: Any = env.to_gymnasium("NextStep")
+        adapter.reset(seed=0)
+        for _ in range(4):
+            ended = np.any(adapter.step(np.full(2, GO))[2:4], axis=0)
+        assert ended.tolist() == [True, False]
+        saved = env.save_state()
+        expected = [adapter.step(np.full(2, GO))[:4] for _ in range(3)]
+        env.load_state(saved)
+        assert_same(expected, [adapter.step(np.full(2, GO))[:4] for _ in range(3)])
 
 
 @pytest.mark.parametrize("policy", ["idle", "restart", "continue"])

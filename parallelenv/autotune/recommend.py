@@ -15,7 +15,6 @@ import functools
 import itertools
 import multiprocessing
 import os
-import random
 import threading
 import time
 import warnings
@@ -42,6 +41,7 @@ from parallelenv.contract.worker_info import get_worker_info
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import EnvContractError, ExhaustedError, InvalidEnvError, UnpicklableError
 from parallelenv.worker.env_adapter import Resettable, adapt
+from parallelenv.worker.env_state import global_states, set_global_states
 
 CLOSE_ENOUGH = 1.05
 """A mode is preferred to a simpler one only if it is faster by more than this factor."""
@@ -470,18 +470,17 @@ def _switches() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _without_side_effects() -> Iterator[None]:
-    """Preserve the states of the global random generators, and suppress warnings.
+    """Preserve the states of the global random generators (also torch's), and suppress warnings.
 
     The warnings are shown later, when the user's own envs are made.
     """
-    plain, numpys = random.getstate(), np.random.get_state()
+    states = global_states()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        random.setstate(plain)
-        np.random.set_state(numpys)
+        set_global_states(*states)
 
 
 # ---------------------------------------------------------------- measuring, also for `compare`

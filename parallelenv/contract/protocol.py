@@ -36,10 +36,6 @@ class UnreadableError(Exception):
         self.number, self.reason = number, reason
 
 
-OPERATIONS = frozenset({"build", "reset", "step", "rollout", "get", "set", "call", "manage"})
-"""The operations of a host."""
-
-
 @dataclass(slots=True)
 class Command:
     """A request to one host to perform one operation on some of its envs.
@@ -48,7 +44,7 @@ class Command:
     """
 
     number: int  #: Unique within the pool; the reply has the same number.
-    operation: str  #: One of `OPERATIONS`.
+    operation: str  #: Name of the operation, such as ``"step"``.
     env_ids: tuple[int, ...]  #: The envs, in the order requested.
     each: Sequence[Any] | None = None  #: One argument per env, or ``None`` if the operation takes none.
     common: Any = None  #: A further argument, the same for every env.

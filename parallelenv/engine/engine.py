@@ -68,6 +68,7 @@ HEARTBEAT = 0.25
 Then the caller notices workers' output, and deaths of workers that no reply reports.
 """
 SHORTEST_NAP = 5e-4
+"""Seconds of the shortest sleep if no descriptor announces replies."""
 _NAP = 1 / 8
 """Length of a nap as a fraction of the time waited so far. The fraction bounds how late a result is found."""
 
@@ -110,6 +111,7 @@ def _finish(woken: asyncio.Future[None]) -> None:
 
 
 _MOST_PLANS, _MOST_SEEN = 64, 16
+"""Maximum numbers of step plans, and of steps without a plan, that are kept."""
 ResetArguments = Sequence[tuple[int | None, Info | None]]
 """Seed and options for each env's reset."""
 
@@ -250,7 +252,7 @@ class Engine:
         self.pool.groups.refuse_seeds(env_ids, [seed for seed, _ in each])
         if self.recovery is not None:
             self.recovery.remember_seeds(env_ids, [seed for seed, _ in each])
-            self._restart_silently(env_ids, self.pool.death_failures(env_ids), self.recovery)
+            self._rebuild_silently(env_ids, self.pool.death_failures(env_ids), self.recovery)
         ticket = self._send_reset(env_ids, each, separately=separately)
         if separately:
             # Clear the flags now and not when results are received. Otherwise, with `StopAll`, which envs are done
@@ -315,14 +317,16 @@ class Engine:
         else:
             self.pool.wait(ticket, self.pool.timeout if timeout is None else timeout, start)
 
-    def _wait_for_arrivals(self, wanted: int, timeout: float | None) -> list[int]:
+    def _wait_for_arrivals(self, wanted: int, timeout: float | None, env_ids: Sequence[int] | None = None) -> list[int]:
+        """Wait until the results of ``wanted`` envs in ``env_ids`` (``None``: any envs) have arrived; return all."""
         start = time.monotonic()
         while True:
             arrived = self.table.arrived
-            if len(arrived) >= wanted and not self._repeat_lost_resets():
+            num_arrived = len(arrived if env_ids is None else set(arrived).intersection(env_ids))
+            if num_arrived >= wanted and not self._repeat_lost_resets():
                 return arrived
             if not self.pool.pump(self._deadline(timeout, start)):
-                self._be_late(timeout)
+                self._be_late(timeout, env_ids)
 
     def _deadline(self, timeout: float | None, start: float) -> float | None:
         """Return the time at which to stop waiting; ``None`` if neither ``timeout`` nor the pool sets a limit.
@@ -332,8 +336,10 @@ class Engine:
         limit = self.pool.timeout if timeout is None else timeout
         return None if limit is None else max(start, self._retried_at) + limit
 
-    def _be_late(self, timeout: float | None) -> None:
+    def _be_late(self, timeout: float | None, env_ids: Sequence[int] | None = None) -> None:
         pending = self.table.pending_ids
+        if env_ids is not None:
+            pending = sorted(set(pending).intersection(env_ids))
         late = self.pool.late(pending, self.pool.timeout if timeout is None else timeout, "step")
         if timeout is not None or self.recovery is None:
             raise late
@@ -350,13 +356,23 @@ class Engine:
         lost = {env_id: failure for env_id, failure in failures.items() if failure.is_of_worker}
         if not lost:
             return False
-        each = [resets[env_id].each[resets[env_id].env_ids.index(env_id)] for env_id in lost]
-        env_ids = tuple(lost)
-        self.table.release(env_ids)  # so that failures in the lines below are reported only once
-        self._restart_silently(env_ids, lost, self.recovery)
-        self._send_reset(env_ids, each, separately=True)
+        self._repeat_resets(resets, lost, self.recovery, separately=True)
         self._retried_at = time.monotonic()
         return True
+
+    def _repeat_resets(
+        self,
+        tickets: Mapping[int, Ticket],
+        lost: Mapping[int, Failure],
+        recovery: Recovery,
+        *,
+        separately: bool = False,
+    ) -> Ticket:
+        env_ids = tuple(lost)
+        each = [tickets[env_id].each[tickets[env_id].env_ids.index(env_id)] for env_id in env_ids]
+        self.table.release(env_ids)  # so that failures in the lines below are reported only once
+        self._rebuild_silently(env_ids, lost, recovery)
+        return self._send_reset(env_ids, each, separately=separately)
 
     # ---------------------------------------------------------------- collect
 
@@ -423,18 +439,21 @@ class Engine:
     def collect_reset(self, ticket: Ticket, timeout: float | None, align: Form = "item") -> State:
         """Wait for resets and return the first states.
 
-        If there is a recovery, resets are repeated until no worker dies or hangs. An exhausted env has the state
-        ``None``. The seeds that were set for these resets are dropped.
+        If there is a recovery, the resets of envs whose worker dies or hangs are repeated. An exhausted env has the
+        state ``None``. The seeds that were set for these resets are dropped, except those of envs that failed.
         """
-        env_ids = ticket.env_ids
+        env_ids, failures, extras = ticket.env_ids, ticket.failures, ticket.values
+        latest = ticket
         while True:
-            self.wait(ticket, timeout)
-            lost = {env_id: failure for env_id, failure in ticket.failures.items() if failure.is_of_worker}
+            self.wait(latest, timeout)
+            failures.update(latest.failures)
+            extras.update(latest.values)
+            lost = {env_id: failure for env_id, failure in latest.failures.items() if failure.is_of_worker}
             if self.recovery is None or not lost:
                 break
-            self._restart_silently(env_ids, lost, self.recovery)
-            ticket = self._send_reset(env_ids, ticket.each)
-        failures, extras = ticket.failures, ticket.values
+            latest = self._repeat_resets(dict.fromkeys(lost, latest), lost, self.recovery)
+            for env_id in lost:
+                del failures[env_id]
         good = tuple(env_id for env_id in env_ids if env_id not in failures) if failures else env_ids
         exhausted = [env_id for env_id, extra in extras.items() if extra.is_exhausted]
         begun = [env_id for env_id in good if env_id not in exhausted] if exhausted else good
@@ -444,19 +463,19 @@ class Engine:
         self.table.clear_flags(begun)
         self.table.record_first_states(begun)
         self.table.record_exhausted(exhausted)
+        self.forget_seeds(good)
         ticket.raise_failures(partial=states)
         if exhausted:
             self.table.refuse_exhausted(good, partial=states)
-        self.forget_seeds(env_ids)
         return states
 
-    def _restart_silently(self, env_ids: Sequence[int], lost: Mapping[int, Failure], recovery: Recovery) -> None:
-        """Restart the envs in ``lost``, before the calling method resets all of ``env_ids``.
+    def _rebuild_silently(self, env_ids: Sequence[int], lost: Mapping[int, Failure], recovery: Recovery) -> None:
+        """Rebuild the envs in ``lost``, before the calling method resets all of ``env_ids``.
 
-        Because of the reset, restarts of these envs are not reported to the user. If an env cannot be restarted, its
+        Because of the reset, restarts of these envs are not reported to the user. If an env cannot be rebuilt, its
         failure is raised.
         """
-        _, left = recovery.restart_failed(lost)
+        _, left = recovery.restart_failed(lost, resets=False)
         recovery.forget(env_ids)
         raise_failures([left[env_id] for env_id in sorted(left)], partial=None)
 
@@ -543,7 +562,7 @@ class Engine:
         missing = [env_id for env_id in env_ids if env_id not in tickets]
         if missing:
             raise NothingInFlightError(f"No step of envs {list_ids(missing)} is in flight. Send one first.")
-        self._wait_for_arrivals(len(tickets), timeout)
+        self._wait_for_arrivals(len(env_ids), timeout, env_ids)
         return self._collect_arrived(env_ids, align)
 
     def receive(

@@ -100,9 +100,9 @@ class Recovery:
         return {**self._pool.death_failures(env_ids), **unreported}
 
     def restart_failed(
-        self, failures: Mapping[int, Failure]
+        self, failures: Mapping[int, Failure], *, resets: bool = True
     ) -> tuple[dict[int, tuple[Failure, Extra]], dict[int, Failure]]:
-        """Rebuild envs that failed and reset them.
+        """Rebuild envs that failed and, unless ``resets`` is false because the caller will do so, reset them.
 
         Returns:
             Two dicts by env id. The first has, for each env that was restarted, the failure that ended its episode and
@@ -116,7 +116,8 @@ class Recovery:
             for env_id in denied:
                 left[env_id] = ill.pop(env_id)
             time.sleep(delay)
-            ill = {**self._rebuild(ill, failures), **self._reset(ill, failures)}
+            failed = self._rebuild(ill, failures)  # removes them from `ill`
+            ill = {**failed, **self._reset(ill, failures)} if resets else failed
         restarted = {env_id: self.unreported[env_id] for env_id in failures if self._has_begun(env_id)}
         return {env_id: (failure, begun or NOTHING) for env_id, (failure, begun) in restarted.items()}, left
 

@@ -18,7 +18,7 @@ class Ticket:
     """One call on some envs, split into one command for each of their workers.
 
     Attributes:
-        sent_to: The envs to which commands are sent.
+        sent_to: The envs to which commands are sent, and those that failed before anything could be sent to them.
         each: One argument for each env in ``sent_to``; ``None`` if there are no arguments.
         env_ids: The envs in the result, in the order of the result; those that are not in ``sent_to`` are done or
             exhausted. Initially ``sent_to``.

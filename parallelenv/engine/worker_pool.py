@@ -194,8 +194,8 @@ class Pool:
     Attributes:
         facts: Facts about each env from its first build, in env id order.
         processes: The process in which each env lives now, by env id.
-        timeout: Seconds that a call may take if its caller gives no other limit; ``None`` means no limit. The first
-            build of the envs is never limited.
+        timeout: Seconds that a call may take if its caller gives no other limit; ``None`` means no limit. Building
+            envs is never limited.
         is_settled: Becomes False when an operation other than a step is sent, and True again when `wait` returns and no
             command is pending. It stays False if the caller never waits for the operation, or is interrupted while it
             waits.
@@ -319,17 +319,18 @@ class Pool:
         each: Sequence[Any] | None = None,
         common: Any = None,
         *,
+        announce: Callable[[Ticket], None] = lambda _: None,
         raises: bool = True,
     ) -> Ticket:
         """Execute an operation of `Host` on envs, wait until it is done, and return its ticket.
 
-        ``each`` has one argument per env; ``common`` is the same for every env. With ``raises=False``, failures of envs
-        are not raised, but left in the ticket.
+        ``each`` has one argument per env; ``common`` is the same for every env. See `submit` for ``announce``. With
+        ``raises=False``, failures of envs are not raised, but left in the ticket.
 
         Raises:
             WorkerTimeoutError: If not all hosts replied within the pool's timeout; later replies are dropped.
         """
-        ticket = self.submit(operation, env_ids, each, common)
+        ticket = self.submit(operation, env_ids, each, common, announce=announce)
         self.wait(ticket, self.timeout)
         if raises:
             ticket.raise_failures()
@@ -657,8 +658,6 @@ class Pool:
 
         ticket = self.submit("build", rebuilt, self.groups.facts(rebuilt), self._has_spaces, announce=note)
         self.wait(ticket, None)
-        for worker in workers:
-            worker.has_built |= worker.death is None
         self.processes.update({env_id: one.process for env_id, one in ticket.values.items()})
         replaced = [env_id for worker in broken for env_id in worker.env_ids if env_id not in self.dead]
         if self.is_traced and replaced:  # new hosts record what their envs do, like the others

@@ -24,8 +24,10 @@ from parallelenv.contract.arguments import is_number
 from parallelenv.contract.batch import Array
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import count, duration, format_table, list_ids, name_range, show
+from parallelenv.contract.protocol import ManageRequest
 from parallelenv.contract.worker_info import clock_id, this_process
 from parallelenv.engine.thread_guard import single_threaded_in
+from parallelenv.engine.tickets import Ticket
 from parallelenv.errors import ArgumentError, EnvBusyError, ParallelEnvError, UsageError
 from parallelenv.worker.tracer import WorkerRecord
 
@@ -372,12 +374,18 @@ class Recorder:
         pool = self._engine.pool
         if pool.is_traced:
             raise EnvBusyError("This ParallelEnv is already being recorded. End that block before you profile again.")
-        living = sorted(set(pool.env_ids).difference(pool.dead_env_ids))
         asked = perf_counter()
-        values = pool.ask("manage", living, None, "start_trace").values
+        try:
+            ticket = self._send("start_trace")
+            pool.wait(ticket, pool.timeout)
+            ticket.raise_failures()
+        except BaseException:  # recording makes steps slower
+            with contextlib.suppress(ParallelEnvError):
+                self._send("stop_trace")
+            raise
         middle = (asked + perf_counter()) / 2
         self._clocks: dict[int, tuple[str, float]] = {
-            env_id: (clock, middle - now) for env_id, (clock, now) in values.items()
+            env_id: (clock, middle - now) for env_id, (clock, now) in ticket.values.items()
         }
         pool.is_traced = True
         self._guard.tracer = self
@@ -429,15 +437,18 @@ class Recorder:
         """
         pool = self._engine.pool
         is_held_up = not resumes and pool.is_held_up
-        living = sorted(set(pool.env_ids).difference(pool.dead_env_ids))
         asked = perf_counter()
-        ticket = pool.submit("manage", living, None, "stop_trace")
+        ticket = self._send("stop_trace")
         if not is_held_up:
             with contextlib.suppress(ParallelEnvError):  # some workers sent nothing; the other records have arrived
                 pool.wait(ticket, timeout)
         middle = (asked + perf_counter()) / 2
         records = [record for record in ticket.values.values() if isinstance(record, WorkerRecord)]
         return [self._aligned(record, middle) for record in records]
+
+    def _send(self, request: ManageRequest) -> Ticket:
+        pool = self._engine.pool
+        return pool.submit("manage", sorted(set(pool.env_ids).difference(pool.dead_env_ids)), None, request)
 
     def _aligned(self, record: WorkerRecord, received: float) -> WorkerRecord:
         """Return a worker's record with all times converted to the caller's clock.

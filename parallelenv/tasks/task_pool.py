@@ -53,15 +53,11 @@ class TaskPool(ParallelEnv):
             BaseException: Any exception raised by a sampler.
         """
         engine, calls = self.engine, [MethodCall("_rewind")] * self.num_envs
-        ticket = engine.pool.submit(
-            "call", engine.env_ids, calls, announce=lambda _: engine.drop_episodes(engine.env_ids)
-        )
-        engine.pool.wait(ticket, engine.pool.timeout)
-        ticket.raise_failures()
+        engine.pool.ask("call", engine.env_ids, calls, announce=lambda _: engine.drop_episodes(engine.env_ids))
 
     @single_threaded
     def set_seeds(self, seeds: int | Sequence[int | None]) -> list[int | None]:
-        """Seed every sampler immediately. Seeds given to `ParallelEnv.seed` take effect only at the next reset.
+        """Seed every sampler immediately, and drop the seeds that were given for the next reset.
 
         Args:
             seeds: An int ``s`` gives env i the seed ``s + i``. A list has one seed per env; envs with ``None`` are not
@@ -77,6 +73,7 @@ class TaskPool(ParallelEnv):
         spread = spread_seeds(seeds, self.engine.env_ids, whole=True)
         seeded = [env_id for env_id in self.engine.env_ids if spread[env_id] is not None]
         self.engine.call_each(seeded, [MethodCall("sampler.set_seed", (spread[env_id],)) for env_id in seeded])
+        self.engine.forget_seeds(seeded)
         if self.engine.recovery is not None:
             self.engine.recovery.remember_seeds(self.engine.env_ids, spread)
         return spread

@@ -88,7 +88,7 @@ class Resettable:
                 "Its done counts as truncated if info['TimeLimit.truncated'] is true, else as terminated",
             )
             return _split(result)
-        if type(result) is tuple and len(result) == 5:
+        if isinstance(result, tuple) and len(result) == 5:  # a named tuple
             return result
         size = f" of {len(result)}" if hasattr(result, "__len__") else ""
         raise EnvContractError(

@@ -154,22 +154,18 @@ class EnvGenerators:
 
     def save(self) -> Any:
         """Return the seed and the states of the global generators, in a form that can be pickled."""
-        return self._seed, *_global_states()
+        return self._seed, *global_states()
 
     def load(self, saved: Any) -> None:
         """Restore the seed and the states that `save` returned."""
-        self._seed, of_python, of_numpy, of_torch = saved
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-        torch = _torch()
-        if torch is not None and of_torch is not None:
-            torch.set_state(of_torch)
+        self._seed, *states = saved
+        set_global_states(*states)
 
 
 @contextlib.contextmanager
 def put_back() -> Iterator[None]:
     """At the end of the block, put the global random generators back into the state that they had at its start."""
-    bits, (of_python, of_numpy, of_torch) = _numpys.get_bit_generator(), _global_states()
+    bits, (of_python, of_numpy, of_torch) = _numpys.get_bit_generator(), global_states()
     torch = _torch()
     try:
         yield
@@ -183,9 +179,19 @@ def put_back() -> Iterator[None]:
                 torch.set_state(of_torch)
 
 
-def _global_states() -> tuple[Any, Any, Any]:
+def global_states() -> tuple[Any, Any, Any]:
+    """Return the states of the global generators; the state of torch's is ``None`` if torch is not imported."""
     torch = _torch()
     return random.getstate(), np.random.get_state(legacy=False), None if torch is None else torch.get_state()
+
+
+def set_global_states(of_python: Any, of_numpy: Any, of_torch: Any) -> None:
+    """Restore the states that `global_states` returned."""
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+    torch = _torch()
+    if torch is not None and of_torch is not None:
+        torch.set_state(of_torch)
 
 
 def _within(bits: Any, call: Callable[[Any], Any], argument: Any) -> Any:

@@ -57,6 +57,8 @@ from parallelenv.worker.row_writer import RowWriter, store_info
 from parallelenv.worker.running_command import Columns, Run, RunningCommand, Share, StepEnvs
 from parallelenv.worker.tracer import HostTracer, WorkerRecord
 
+_NO_VECTOR = TypeError, ValueError, BufferError
+"""Errors of writing a state to a memoryview. JAX raises `BufferError` for an array of bfloat16."""
 Shares = tuple[list[Share], Index]
 """The parts of a command, and the rows of all envs of the command."""
 
@@ -69,10 +71,11 @@ class Host:
     the env's value for the reply, or ``None`` if there is no value.
 
     Only `step` and `rollout` are called once for all envs of a command. A separate call of `step` for each env would
-    reduce the speed by a tenth. In a rollout, the policy is called for all envs together.
+    reduce the speed by a tenth. In a rollout, the policy is called for all envs together. If the host has vector envs,
+    `EnvGroup` performs `reset`, `step`, `get`, `set` and `call` once per vector env.
 
     Args:
-        in_caller: Whether the host runs in the caller's main thread, which receives Ctrl-C.
+        in_caller: Whether the host runs in the caller's thread, where Ctrl-C interrupts it.
 
     Attributes:
         env_ids: Ids of the host's envs, ascending.
@@ -530,7 +533,7 @@ class Host:
             loose = other_reward = None
             try:
                 writer.flat_states[cell] = state
-            except (TypeError, ValueError):  # not a vector, or not of the declared shape and dtype
+            except _NO_VECTOR:  # not a vector (`flat_states` is None), or not of the declared shape and dtype
                 loose = writer.store_state(row, state)
             if type(reward) is float:
                 writer.rewards[row] = reward
@@ -574,7 +577,7 @@ class Host:
                 loose = None
                 try:
                     writer.flat_states[cell] = state
-                except (TypeError, ValueError):  # as in `step`
+                except _NO_VECTOR:
                     loose = writer.store_state(row, state)
                 reset_info = store_info(writer.reset_infos, row, reset_info)
             except ExhaustedError:
@@ -629,17 +632,14 @@ class Host:
             self._seeds.pop(self._first + slot, None)
         self._close_env(old)
         env = self._factories[slots.start].build()
-        adapted = _adapt(env)
-        group = adapted.facts if isinstance(adapted, EnvGroup) else None
-        if hasattr(self, "writer") and group != expected:  # with a writer, the env is rebuilt
-            sizes = (0 if one is None else one.num_envs for one in (group, expected))
-            found, before = (f"a vector env of {count(size, 'env')}" if size else "a single env" for size in sizes)
-            change = f"as {found} instead of {before}"
-            if found == before:
-                change = "as another vector env, or with another autoreset mode"
-            raise InvalidEnvError(
-                f"{type(env).__name__} was rebuilt {change}. An env fn must make the same env each time."
-            )
+        try:
+            adapted = _adapt(env)
+            group = adapted.facts if isinstance(adapted, EnvGroup) else None
+            if hasattr(self, "writer") and group != expected:  # with a writer, the env is rebuilt
+                _refuse_change(env, group, expected)
+        except BaseException:
+            self._close_env(env)
+            raise
         self._adopt(env_id, adapted)
         self._remark(env_id)
         prefix = "" if group is None else "single_"
@@ -674,9 +674,9 @@ class Host:
     def _env(self, env_id: int) -> Any:
         return self._envs[env_id - self._first] or _not_built()
 
-    def _close_env(self, env: Resettable | EnvGroup | None) -> None:
-        owner = env if isinstance(env, EnvGroup) else getattr(env, "env", None)
-        close = getattr(owner, "close", None)
+    def _close_env(self, env: Any) -> None:
+        """Close an env, a `Resettable` or an `EnvGroup`; do nothing with ``None``."""
+        close = getattr(env.env if isinstance(env, Resettable) else env, "close", None)
         try:
             if callable(close):
                 close()
@@ -749,6 +749,8 @@ class Host:
         if env is not old.env:
             self._adopt(env_id, _adapt(env))
             self._close_env(old)
+        if isinstance(group := self._env(env_id), EnvGroup):
+            group.has_stepped = True  # the saved vector env knows which episodes have ended
 
     def loose_leaves(self, env_id: int, _: object) -> Extra | None:
         """Return the loose leaves of an env's latest state, if there are any."""
@@ -780,6 +782,15 @@ def _extra(info: Any, *others: Any) -> Extra:
 
 def _adapt(env: Env) -> Resettable | EnvGroup:
     return EnvGroup(env) if is_vector_env(env) else env_adapter.adapt(env)
+
+
+def _refuse_change(env: Env, group: GroupFacts | None, expected: GroupFacts | None) -> NoReturn:
+    sizes = (0 if one is None else one.num_envs for one in (group, expected))
+    found, before = (f"a vector env of {count(size, 'env')}" if size else "a single env" for size in sizes)
+    change = f"as {found} instead of {before}"
+    if found == before:
+        change = "as another vector env, or with another autoreset mode"
+    raise InvalidEnvError(f"{type(env).__name__} was rebuilt {change}. An env fn must make the same env each time.")
 
 
 def _not_built(*_: object) -> NoReturn:

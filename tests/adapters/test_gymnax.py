@@ -12,6 +12,7 @@ from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv
 from parallelenv.testing.contract import assert_same
+from parallelenv.testing.envs import Counter
 
 pytestmark = pytest.mark.jax
 MakeEnv = Callable[..., ParallelEnv]
@@ -56,3 +57,22 @@ def test_results_equal_those_of_the_vector_env_itself(make_env: MakeEnv) -> None
         assert type(array) is np.ndarray
         array[...] = 0  # the user's own
     assert num_ends > 5  # each time it starts the next episode itself
+
+
+class Brief(Counter):
+    """Its states have a dtype that Python's buffer protocol lacks."""
+
+    def step(self, action: Any) -> Any:
+        import jax.numpy as jnp
+
+        state, *others = super().step(action)
+        return jnp.asarray(state, jnp.bfloat16), *others
+
+
+@here_and_in_processes
+def test_states_of_bfloat16(make_env: MakeEnv) -> None:
+    env, plain = make_env([Brief] * 2, asynchronous="restart"), make_env([Counter] * 2, asynchronous="restart")
+    for one in (env, plain):
+        one.reset(seed=1)
+    for _ in range(9):
+        assert_same(plain.step([1, 2]).states[:, :2], env.step([1, 2]).states[:, :2])

@@ -219,7 +219,7 @@ def test_incomplete_hand_over_of_workers_raises(monkeypatch: pytest.MonkeyPatch)
 
 
 SCRIPT = """
-import os, signal, sys
+import os, signal, sys, warnings
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError
 handler, environment = signal.getsignal(signal.SIGTERM), dict(os.environ)
@@ -244,8 +244,15 @@ for wrong in {"env": lambda: 1 // 0}, {"ray_options": {"no_such_option": 1}}:  #
 if sys.argv[1] == "ray":
     with make(num_cpus=3) as env:
         print(ray.cluster_resources()["CPU"])
+        with warnings.catch_warnings(record=True) as caught:
+            make(num_cpus=2).close()
+            make().close()  # without ray_init, any Ray will do
+        print(ray.cluster_resources()["CPU"], *(f"{warning.lineno}: {warning.message}" for warning in caught))
+    ray.shutdown()
+    ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
+    with warnings.catch_warnings(record=True) as caught:
         make(num_cpus=2).close()
-        print(ray.cluster_resources()["CPU"])
+    print(*(warning.message for warning in caught))
 ray.shutdown()
 print({name for name in set(os.environ) - set(environment) if not name.startswith(("RAY_", "PYTHONBREAKPOINT"))})
 """
@@ -311,7 +318,13 @@ def test_cluster_started_by_a_pool_is_quiet_and_reused_by_the_next(word: str) ->
     out, err, _ = run(SCRIPT, word, timeout=100)
     refused, *others = out.splitlines()
     assert refused.startswith("ray_init={'no_such_argument': 1} was rejected by Ray"), err
-    again = ["3.0", "3.0"] if word == "ray" else []  # with other arguments, unless another pool uses it
+    unused = "ray_init={'num_cpus': 2} is not used, because this process is already connected to Ray."
+    again = [  # with other arguments, unless another pool or the user's own program uses it
+        "3.0",
+        f"3.0 8: {unused} Close every ParallelEnv that uses Ray first.",
+        f"{unused} Call ray.shutdown() first.",
+    ]
+    again = again if word == "ray" else []
     assert others == ["(4, 4) True True", "True", "True", *again, "set()"], err
     assert err == ""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import os
+import signal
 import time
 import weakref
 import xml.etree.ElementTree
@@ -151,6 +153,15 @@ def test_profile_omits_workers_that_died_or_were_closed(make_env: MakeEnv) -> No
     assert "the work of the workers of envs [0, 1, 2, 3] is not completely known" in profile.summary().advice
     with pytest.raises(ClosedError, match=r"profile\(\) was called on a closed"):
         env.profile().__enter__()
+
+
+@in_modes(PROCESSES)
+def test_profile_that_cannot_begin_records_nothing(make_env: MakeEnv) -> None:
+    env = make_env(fragile(Path()), num_cpus=2)
+    os.kill(env.engine.pool.processes[0].pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError), env.profile():
+        pass
+    assert env.engine.pool.ask("manage", [2, 3], None, "stop_trace").values == {}
 
 
 @in_modes(*IN_WORKERS)
