@@ -1317,10 +1317,11 @@ class ParallelEnv:
     ) -> GymnasiumVectorEnv:
         """Return a `gymnasium.vector.VectorEnv` that steps these envs, for any library that accepts one.
 
-        After this call, all envs need a reset, and ``autoreset_mode`` instead of ``asynchronous`` decides what happens
-        when an episode ends. Closing the vector env closes this object. If this object was made with ``copy=False``,
-        observations are like those of Gymnasium's own vector envs with ``copy=False``: valid until the next call, and
-        writeable. Infos and ``final_obs`` are always copies.
+        This call resumes paused envs. Until its first reset, each env counts as being in the middle of an episode, so
+        it may be stepped. ``autoreset_mode`` instead of ``asynchronous`` decides what happens when an episode ends.
+        Closing the vector env closes this object. If this object was made with ``copy=False``, observations are like
+        those of Gymnasium's own vector envs with ``copy=False``: valid until the next call, and writeable. Infos and
+        ``final_obs`` are always copies.
 
         Args:
             autoreset_mode: ``"NextStep"``: in the step after the end of its episode, an env is reset, its action is
@@ -1345,10 +1346,11 @@ class ParallelEnv:
     def to_sb3(self) -> SB3VecEnv:
         """Return a `VecEnv` that steps these envs, for the algorithms and wrappers of Stable-Baselines3.
 
-        After this call, all envs need a reset, and an env whose episode ends is reset within the same step, regardless
-        of ``asynchronous``. Closing the `VecEnv` closes this object. Observations are copied, even if this object was
-        made with ``copy=False``, because Stable-Baselines3's algorithms keep the latest observations during a step:
-        without a copy, the step would overwrite these observations, and the algorithms would learn from the wrong ones.
+        This call resumes paused envs. Until its first reset, each env counts as being in the middle of an episode, so
+        it may be stepped. An env whose episode ends is reset within the same step, regardless of ``asynchronous``.
+        Closing the `VecEnv` closes this object. Observations are copied, even if this object was made with
+        ``copy=False``, because Stable-Baselines3's algorithms keep the latest observations during a step: without a
+        copy, the step would overwrite these observations, and the algorithms would learn from the wrong ones.
 
         Raises:
             MissingDependencyError: If Stable-Baselines3 is not installed.
@@ -1371,9 +1373,10 @@ class ParallelEnv:
     def to_tianshou(self, wait_num: int | None = None, timeout: float | None = None) -> TianshouVectorEnv:
         """Return a vector env for Tianshou's collectors and wrappers.
 
-        After this call, all envs need a reset. Regardless of ``asynchronous``, an env is not reset when its episode
-        ends, because Tianshou's collectors reset the envs. Closing the vector env closes this object. Observations are
-        copied, even if this object was made with ``copy=False``.
+        This call resumes paused envs. Until its first reset, each env counts as being in the middle of an episode, so
+        it may be stepped. Regardless of ``asynchronous``, an env is not reset when its episode ends, because Tianshou's
+        collectors reset the envs. Closing the vector env closes this object. Observations are copied, even if this
+        object was made with ``copy=False``.
 
         Args:
             wait_num: Number of envs that a step waits for while the other envs continue. ``None``: all envs.

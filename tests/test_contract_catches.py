@@ -18,7 +18,7 @@ from parallelenv.backends.thread import ThreadBackend, ThreadChannel
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import Command, Lookup, Reply, WorkerSpec
-from parallelenv.testing import BackendContract, contract
+from parallelenv.testing import BackendContract, contract, envs
 from parallelenv.worker.host import Host
 from parallelenv.worker.row_writer import RowWriter
 
@@ -97,10 +97,10 @@ class Channel(CallerChannel):
         return reply
 
     def kill(self) -> None:
-        envs = [adapted.env for adapted in self.host._envs if adapted is not None]
+        closed = [adapted.env for adapted in self.host._envs if adapted is not None]
         super().kill()
         if self.fault == "closes twice":
-            for env in envs:
+            for env in closed:
                 with contextlib.suppress(RuntimeError):
                     env.close()
 
@@ -143,6 +143,11 @@ class Hurries(ThreadBackend):
     channel_class = HurriesChannel
 
 
+class IgnoresTimeouts(ThreadBackend):
+    def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Any:
+        return super().wait(channels, None, wanted)
+
+
 class TestBackend(BackendContract):
     """The contract accepts a correct backend."""
 
@@ -171,10 +176,16 @@ _CALLS = "test_calls_equal_those_of_the_oracle"
         ("closes twice", "test_close_closes_each_env_once", None),
         ("raises in close", "test_close_closes_each_env_once", None),
         ("hurries", "test_uncopyable_argument_is_refused", None),
+        ("ignores timeouts", "test_step_can_be_received_after_timeout", None),
+        ("ignores timeouts", "test_late_result_is_never_returned_by_a_later_call", None),
     ],
 )
-def test_contract_detects_each_fault(fault: str, catcher: str, kind: str | None, tmp_path: Path) -> None:
-    backend = Hurries if fault == "hurries" else type("Faulty", (Backend,), {"fault": fault})
+def test_contract_detects_each_fault(
+    fault: str, catcher: str, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(envs, "GATE_PATIENCE", 1.0)  # a little longer than the timeouts that are ignored
+    in_background: dict[str, Any] = {"hurries": Hurries, "ignores timeouts": IgnoresTimeouts}
+    backend = in_background.get(fault, type("Faulty", (Backend,), {"fault": fault}))
     suite: Any = BackendContract()
     suite.para_mode = backend
     makers = {"make": contract._maker(backend, {}), "make_oracle": contract._maker(ORACLE, {})}
@@ -186,3 +197,12 @@ def test_contract_detects_each_fault(fault: str, catcher: str, kind: str | None,
     finally:
         for maker in makers.values():
             next(maker, None)  # closes what it has made
+
+
+def test_all_envs_of_a_test_are_closed_even_if_one_raises() -> None:
+    maker = contract._maker(type("Faulty", (Backend,), {"fault": "raises in close"}), {})
+    make = next(maker)
+    made = [make(contract.KINDS["array"]()) for _ in range(2)]
+    with pytest.raises(OSError, match="the pipe is closed already"):
+        next(maker)
+    assert [env.closed for env in made] == [True, True]

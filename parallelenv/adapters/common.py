@@ -120,8 +120,8 @@ class AdapterCalls:
 
     Once this object has been made, the engine follows the adapter's rules. An adapter keeps no episode state itself, so
     attributes, rendering, `ParallelEnv.restart` and `ParallelEnv.save_state` still work on the `ParallelEnv`. Closing
-    either the adapter or the `ParallelEnv` closes both. Until its first reset, each env is treated as if an episode
-    were in progress, so it may be stepped.
+    either the adapter or the `ParallelEnv` closes both. Paused envs are resumed. Until its first reset, each env is
+    treated as if an episode were in progress, so it may be stepped.
 
     Args:
         env: The `ParallelEnv`.
@@ -207,6 +207,30 @@ class AdapterCalls:
         limit = arguments.check_timeout(timeout)
         return self._engine.step_wait(self._engine.env_ids, limit, "item")  # type: ignore[return-value]
 
+    def converted(
+        self, convert: Callable[[StepResult], _Step], call: Callable[[Any], StepResult | None], argument: object
+    ) -> _Step:
+        """Make a call of this class; return its converted result, or ``None`` if the call only starts a step.
+
+        Raises:
+            PendingCallError, NothingInFlightError: If ``..._async()`` and ``..._wait()`` are called in the wrong order.
+            BaseException: Any other error of the call, with its ``partial`` converted.
+        """
+        try:
+            result = call(argument)
+        except NothingInFlightError:
+            raise nothing_begun("step") from None
+        except BaseException as error:
+            if isinstance(error, EnvBusyError) and self._engine.in_flight:  # otherwise, an env is paused
+                raise PendingCallError(
+                    "A step is in flight whose result was not received (started, interrupted, or late). Get it with "
+                    "step_wait(), or drop it with reset().",
+                    "step",
+                ) from None
+            convert_partial(error, convert)
+            raise
+        return None if result is None else convert(result)  # type: ignore[return-value]
+
     @single_threaded
     def reset_async(self, env_ids: Sequence[int], seed: Seeds, options: Options) -> Ticket:
         """Start resets and return the ticket for `reset_wait`. See `ParallelEnv.reset` for the arguments."""
@@ -289,31 +313,6 @@ class PartialStep(tuple):  # type: ignore[type-arg]
     """
 
     env_ids: Array
-
-
-def convert_step(
-    convert: Callable[[StepResult], _Step], call: Callable[[Any], StepResult | None], argument: object
-) -> _Step:
-    """Call a method of `AdapterCalls` and return its converted result, or ``None`` if the method only starts a step.
-
-    Raises:
-        PendingCallError, NothingInFlightError: If ``..._async()`` and ``..._wait()`` are called in the wrong order.
-        BaseException: Any other error of the call, with its ``partial`` converted.
-    """
-    try:
-        result = call(argument)
-    except EnvBusyError:
-        raise PendingCallError(
-            "A step is in flight whose result was not received (started, interrupted, or late). Get it with "
-            "step_wait(), or drop it with reset().",
-            "step",
-        ) from None
-    except NothingInFlightError:
-        raise nothing_begun("step") from None
-    except BaseException as error:
-        convert_partial(error, convert)
-        raise
-    return None if result is None else convert(result)  # type: ignore[return-value]
 
 
 def nothing_begun(name: str) -> NothingInFlightError:

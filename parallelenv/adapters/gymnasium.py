@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -20,7 +20,6 @@ from parallelenv.adapters.common import (
     EndedEpisode,
     NextStep,
     SameStep,
-    convert_step,
     declared_spaces,
     nothing_begun,
     raises_first,
@@ -45,9 +44,6 @@ from parallelenv.errors import (
 )
 from parallelenv.registry import ParaMode
 from parallelenv.results import StepResult
-
-if TYPE_CHECKING:
-    from parallelenv.env import ParallelEnv
 
 GymnasiumStep = tuple[State, Array, Array, Array, Info]
 ObservationMode = Literal["same", "different"] | tuple[Space, Space]
@@ -89,7 +85,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         shown = repr(observation_mode) if isinstance(observation_mode, str) else "..."
         adapter = f"to_gymnasium({mode.value!r}, observation_mode={shown})"
         self._calls = AdapterCalls(
-            env, adapter, _POLICIES[mode](), single, reward_dtype=np.dtype(np.float64), align="columns"
+            env, adapter, _POLICIES[mode](), single, reward_dtype=np.dtype(np.float64), align=GatheredInfos
         )
         self.observation_space, self.single_observation_space = copy.deepcopy((batched, single))
         self.single_action_space = copy.deepcopy(action_spaces[0])
@@ -176,6 +172,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
             ActionError: If the actions are invalid. No env has been stepped.
             PendingCallError: If the ``..._wait`` for an earlier ``..._async`` has not been called yet, or if a step was
                 interrupted or timed out, and its result has not been received yet. No env has been stepped.
+            EnvBusyError: If an env is paused (see `ParallelEnv.pause`). No env has been stepped.
             ResetNeededError: If an env's episode has ended and the mode is ``"Disabled"``, or if an env lost its
                 episode because its worker died. No env has been stepped.
             WorkerTimeoutError: If the step takes longer than the ``timeout`` of the `ParallelEnv`; call `step_wait` to
@@ -185,12 +182,12 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
                 ``error.partial.env_ids`` has the ids of those envs.
         """
         self._check_step()
-        return convert_step(self._gathered, self._calls.step, actions)
+        return self._calls.converted(self._gathered, self._calls.step, actions)
 
     def step_async(self, actions: object) -> None:
         """Start a step; `step_wait` returns the result. See `step` for the arguments and errors."""
         self._check_step()
-        convert_step(self._gathered, self._calls.step_async, actions)
+        self._calls.converted(self._gathered, self._calls.step_async, actions)
         self._begun, self._is_awaited = _PendingCall("step", None), True
 
     def step_wait(self, timeout: float | None = None) -> GymnasiumStep:
@@ -205,7 +202,7 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         """
         if self._is_awaited:
             self._take("step", timeout)
-        return convert_step(self._gathered, self._calls.step_wait, timeout)
+        return self._calls.converted(self._gathered, self._calls.step_wait, timeout)
 
     def _gathered(self, result: StepResult) -> GymnasiumStep:
         """Convert the result of stepping all or some envs to the form that Gymnasium's vector envs return."""
@@ -409,10 +406,6 @@ def _writeable(states: State) -> State:
     return states
 
 
-_AS_THEY_ARE = "final_obs"
-"""The key of infos whose values Gymnasium never batches."""
-
-
 def gather_infos(infos: Iterable[tuple[int, Mapping[str, object]]], num_envs: int) -> Info:
     """Return one dict of arrays for all envs, given pairs of an env id and an info. Envs may be left out.
 
@@ -440,7 +433,7 @@ def gather_infos(infos: Iterable[tuple[int, Mapping[str, object]]], num_envs: in
 
 def _column(key: object, by_row: Mapping[int, Any], num_envs: int) -> Info | Array:
     values = list(by_row.values())
-    if key != _AS_THEY_ARE:
+    if key != "final_obs":  # values that Gymnasium never batches
         if all(isinstance(value, dict) for value in values):
             return gather_infos(by_row.items(), num_envs)
         dtype = _common_dtype(values)

@@ -13,7 +13,6 @@ from parallelenv.adapters.common import (
     AdapterCalls,
     EndedEpisode,
     SameStep,
-    convert_step,
     declared_spaces,
     positions,
     raises_first,
@@ -73,7 +72,7 @@ class SB3VecEnv(VecEnv):
 
     def step(self, actions: object) -> SB3Step:
         """Step all envs, and reset envs whose episodes end. See `step_async` and `step_wait` for details."""
-        return convert_step(self._convert, self._calls.step, actions)
+        return self._calls.converted(self._convert, self._calls.step, actions)
 
     def step_async(self, actions: object) -> None:
         """Start a step of all envs; if an error is raised, no step is started.
@@ -83,8 +82,9 @@ class SB3VecEnv(VecEnv):
         Raises:
             ActionError: If the actions are invalid.
             PendingCallError: If another step is in flight.
+            EnvBusyError: If an env is paused (see `ParallelEnv.pause`).
         """
-        convert_step(self._convert, self._calls.step_async, actions)
+        self._calls.converted(self._convert, self._calls.step_async, actions)
 
     def step_wait(self) -> SB3Step:
         """Return the result of the step in flight.
@@ -101,7 +101,7 @@ class SB3VecEnv(VecEnv):
             BaseException: Any exception raised by an env. ``error.partial`` is the return value for the other envs
                 only; ``error.partial.env_ids`` has their ids.
         """
-        return convert_step(self._convert, self._calls.step_wait, None)
+        return self._calls.converted(self._convert, self._calls.step_wait, None)
 
     def _convert(self, result: StepResult) -> SB3Step:
         states, rewards, dones, infos = result

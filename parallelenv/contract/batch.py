@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from parallelenv.contract.spaces import Info, Space, State, Structure
+from parallelenv.contract.spaces import Info, Space, State, Structure, object_array
 from parallelenv.errors import WorkerStartError
 
 if TYPE_CHECKING:
@@ -406,6 +406,7 @@ class InfoColumns:
         self._marks, self._mark = memoryview(marks), mark
         self._form, self._arrays = form, list[Array]()
         self._keys = [column.key for column in form]
+        self._masks = [f"_{key}" for key in self._keys]
         self._kinds = [column.kind for column in form]
         self._make = _dict_maker(tuple(self._keys))
         self._stores: list[Callable[[int, Any], None]] = []
@@ -418,6 +419,8 @@ class InfoColumns:
             store, as_list = _access(array, column)
             self._stores.append(store)
             self._lists.append(as_list)
+        # As in Gymnasium's vector envs, `gather` returns these values in arrays of dtype object.
+        self._are_objects = [column.kind is np.bool_ or column.key == "final_obs" for column in form]
 
     # ---------------------------------------------------------------- for hosts
 
@@ -479,9 +482,14 @@ class InfoColumns:
         if marks.tobytes().count(self._mark) < len(marks) and not (marks & self._mark).all():  # the count takes 0.2 us
             return None
         gathered: dict[str, Array] = {}
-        for key, array in zip(self._keys, self._arrays, strict=True):
-            gathered[key] = array[rows].copy() if type(rows) is slice else array[rows]
-            gathered[f"_{key}"] = marks.astype(bool)
+        parts = zip(self._keys, self._arrays, self._lists, self._are_objects, strict=True)
+        for key, array, as_list, are_objects in parts:
+            if are_objects:
+                gathered[key] = object_array(as_list(rows))
+            else:
+                gathered[key] = array[rows].copy() if type(rows) is slice else array[rows]
+        for mask in self._masks:  # last, because a mask replaces an env's own value under the same key
+            gathered[mask] = marks.astype(bool)
         return gathered
 
 

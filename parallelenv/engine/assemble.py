@@ -36,15 +36,18 @@ if TYPE_CHECKING:
 
 
 Align = Literal["item", "batch"]
-Form = Align | Literal["columns"]
-"""The form of a result.
-
-``"columns"``, which adapters use, is like ``"item"``, but the infos are `GatheredInfos` if possible.
-"""
 
 
 class GatheredInfos(dict[str, Any]):
     """The infos of all envs in a step, in the form of Gymnasium's vector envs. See `InfoColumns.gather`."""
+
+
+Form = Align | type[GatheredInfos]
+"""The form of a result.
+
+`GatheredInfos`, which adapters use, is like ``"item"``, but the infos are of this class if possible. Users cannot
+request this form, because it is not a string.
+"""
 
 
 class Assembler:
@@ -79,7 +82,7 @@ class Assembler:
     def assemble(self, batch: Batch, outcome: Outcome, align: Form) -> StepResult | StepBatch:
         """Record a step in which no env failed, and return the step's result in the form ``align``."""
         stepped, extras = outcome.stepped, outcome.extras
-        rows, (terminated, truncated, dones), infos = self.record(batch, outcome, gathers=align == "columns")
+        rows, (terminated, truncated, dones), infos = self.record(batch, outcome, gathers=align is GatheredInfos)
         rewards: Array = batch.rewards[rows].copy()
         others = {env_id: extra.reward[0] for env_id, extra in extras.items() if extra.reward is not None}
         if others:

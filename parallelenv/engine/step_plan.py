@@ -23,7 +23,7 @@ import numpy as np
 from parallelenv.contract.batch import Array, gather_states, has_true
 from parallelenv.contract.protocol import RepeatedStep
 from parallelenv.contract.spaces import Action, State
-from parallelenv.engine.assemble import Form, too_large_rewards
+from parallelenv.engine.assemble import Form, GatheredInfos, too_large_rewards
 from parallelenv.engine.tickets import Outcome, Ticket
 from parallelenv.results import StepBatch, StepResult
 
@@ -77,7 +77,7 @@ class StepPlan:
         single = batch.single_state
         self._states = single[rows] if is_slice and single is not None and engine.copies else None
         self._is_item = align != "batch" and chosen is None
-        self._infos = self._assembler.gathered_infos if align == "columns" else self._assembler.infos
+        self._infos = self._assembler.gathered_infos if align is GatheredInfos else self._assembler.infos
         self._is_whole = stepped is self._table.env_ids
         self._version = self.generation = -1
 

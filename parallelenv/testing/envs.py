@@ -27,6 +27,7 @@ from parallelenv.contract.worker_info import get_worker_info
 
 SteppedEnv = tuple[State, Any, bool, bool, Info]
 LETTERS = "abcdefgh"
+GATE_PATIENCE = 10.0  # maximum number of seconds that an env waits for a path
 LARGE = 20_000  # number of float64 in an array that is too large to be sent within a message
 
 # ---------------------------------------------------------------- states, actions and rewards of all kinds
@@ -468,6 +469,36 @@ class Sleeper(Counter):
 
     def process(self) -> int:
         return os.getpid()
+
+
+class Gated(Counter):
+    """An env that waits until the path ``gate`` exists, in a step with action 1, and in `pass_gate` on request.
+
+    It does not wait in the process and thread ``caller``, because there nothing could create the path.
+    """
+
+    action_space = Discrete(2)
+
+    def __init__(self, number: int, gate: str, caller: tuple[int, int], length: int = 50) -> None:
+        super().__init__(number, length)
+        self.gate, self.caller, self.has_waited = Path(gate), caller, False
+
+    def _reward(self, action: int) -> float:
+        self.pass_gate(waits=action == 1)
+        return super()._reward(action)
+
+    def pass_gate(self, answer: str = "", *, waits: bool = False) -> str:
+        if waits and place() != self.caller:
+            self.has_waited = True
+            give_up_at = time.monotonic() + GATE_PATIENCE
+            while not self.gate.exists() and time.monotonic() < give_up_at:
+                time.sleep(0.01)
+        return f"{answer}{self.number}"
+
+
+def place() -> tuple[int, int]:
+    """Return the ids of the process and the thread that call this function."""
+    return os.getpid(), threading.get_ident()
 
 
 class Interrupter(Counter):

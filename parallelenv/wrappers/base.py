@@ -36,7 +36,6 @@ from parallelenv.notebook.repr import mime_bundle
 from parallelenv.results import StepBatch, StepResult
 
 if TYPE_CHECKING:
-    from parallelenv.engine.assemble import Align
     from parallelenv.env import ParallelEnv
 
 
@@ -137,9 +136,10 @@ class ParallelWrapper(ShortTracebacks):
         try:
             states = self.env.reset(id, seed=seed, options=options)
         except BaseException as error:
-            if hasattr(error, "partial") and not hasattr(error, "wrapper"):
+            partial = getattr(error, "partial", None)  # `None`: no env was reset
+            if partial is not None and not hasattr(error, "wrapper"):
                 begun = tuple(env_id for env_id in env_ids if self.have_begun((env_id,)))
-                put(error, "partial", self._see_reset(error.partial, begun))
+                put(error, "partial", self._see_reset(partial, begun))
             raise
         return self._see_reset(states, env_ids)
 
@@ -387,10 +387,6 @@ class ParallelWrapper(ShortTracebacks):
         return mime_bundle(self)
 
 
-AnswerWrapper = ParallelWrapper
-"""Former name of `ParallelWrapper`."""
-
-
 def _form(value: object) -> object:
     """Return the shapes and the ``"settings"`` in the state of a wrapper.
 
@@ -413,12 +409,12 @@ class StateWrapper(ParallelWrapper):
 
     def __init__(self, env: Wrappable, observation_space: Space = None) -> None:
         super().__init__(env)
-        self.raw_space: Space = env.single_observation_space
-        self.single_observation_space = self.raw_space if observation_space is None else observation_space
-        self.observation_space = batched(self.single_observation_space, len(env))
+        self.single_observation_space: Space = env.single_observation_space
         self.observation_spaces = env.observation_spaces
         if observation_space is not None:
+            self.single_observation_space = observation_space
             self.observation_spaces = [deep_copy(observation_space) for _ in range(len(env))]
+        self.observation_space = batched(self.single_observation_space, len(env))
 
     def process(self, states: States) -> States:
         """Return processed states.
@@ -455,7 +451,8 @@ class StateWrapper(ParallelWrapper):
         states = self._processed(result.states, len(result.dones))
         infos = [info for info in result.infos[result.dones] if info.get("ended_state") is not None]
         if infos and self.restarts:
-            ended = self._processed(batch_of(self.raw_space, [info["ended_state"] for info in infos]), len(infos))
+            ended = batch_of(self.env.single_observation_space, [info["ended_state"] for info in infos])
+            ended = self._processed(ended, len(infos))
             for info, state in zip(infos, unstacked(ended, self.single_observation_space, len(infos)), strict=True):
                 info["ended_state"] = state
         return changed(result, states=states)

@@ -67,26 +67,28 @@ class StackStates(StateWrapper):
         """Add the new states to the stacks, and return a copy of the result with the stacks as its states."""
         rows = result.env_ids
         leaves = [as_array(leaf) for leaf in self._structure.split(result.states)]
-        begins = rebuilt(result) | ~self._is_known[rows]
+        begins = rebuilt(result)
         if self.restarts:
             begins |= result.dones
-            for env_id, info in zip(rows.tolist(), result.infos, strict=True):
-                if info.get("ended_state") is not None and self._is_known[env_id]:
-                    ended = self._structure.split(info["ended_state"])
-                    pairs = zip(self._stacks, ended, strict=True)
-                    parts = [
-                        np.concatenate([stack[env_id, 1:], np.asarray(leaf, stack.dtype)[None]])
-                        for stack, leaf in pairs
-                    ]
-                    info["ended_state"] = self._structure.join(parts)
-        for stack, leaf in zip(self._stacks, leaves, strict=True):
-            stack[rows] = np.concatenate([stack[rows, 1:], leaf[:, None]], axis=1)
-        self._start(rows[begins], [leaf[begins] for leaf in leaves])
+            for row in np.flatnonzero(result.dones).tolist():
+                info = result.infos[row]
+                if info.get("ended_state") is not None:
+                    ended = [np.asarray(leaf)[None] for leaf in self._structure.split(info["ended_state"])]
+                    self._add(rows[row : row + 1], ended, False)
+                    info["ended_state"] = self._structure.join([stack[rows[row]].copy() for stack in self._stacks])
+        self._add(rows, leaves, begins)
         return changed(result, states=self._shown(rows))
 
     def get_observations(self, id: Ids = None) -> NoReturn:
         """Raise a `UsageError`: the current observation may already be on the stack, and would then be added twice."""
         self._refuse("get_observations")
+
+    def _add(self, rows: Array, leaves: Sequence[Array], begins: Array | bool) -> None:
+        """Add states to the stacks. New stacks start where ``begins`` is true, and for envs without a stack."""
+        for stack, leaf in zip(self._stacks, leaves, strict=True):
+            stack[rows] = np.concatenate([stack[rows, 1:], leaf[:, None]], axis=1)
+        begins = ~self._is_known[rows] | begins
+        self._start(rows[begins], [leaf[begins] for leaf in leaves])
 
     def _start(self, rows: Array, leaves: Sequence[Array]) -> None:
         for stack, leaf in zip(self._stacks, leaves, strict=True):

@@ -17,9 +17,9 @@ from modes import here_and_in_processes
 from samplers import Walks
 
 from adapters.conftest import OF_SB3, Adapter
-from adapters.envs import Fragile
+from adapters.envs import Fragile, Looped
 from adapters.neighbours import require
-from parallelenv.errors import EnvContractError, ExhaustedError
+from parallelenv.errors import EnvBusyError, EnvContractError, ExhaustedError
 from parallelenv.results import difference
 
 ZEROS = np.zeros(3, np.int64)
@@ -85,6 +85,22 @@ def test_tianshou_partial_result_has_five_arrays(make_env: MakeEnv) -> None:
     *arrays, infos = failed(whole_step, make_env(ENDS_FIRST).to_tianshou())
     assert [array.tolist() for array in arrays] == [[[1], [1]], [2, 2], [True, False], [False, False]]
     assert infos.tolist() == [{"env_id": 0}, {"env_id": 2}]
+
+
+# -------------------------------------------------------------------- paused envs
+
+
+@here_and_in_processes
+def test_step_of_a_paused_env_is_refused_with_advice_that_helps(adapted: Adapter, make_env: MakeEnv) -> None:
+    env = adapted(make_env([Looped] * 3))
+    env.reset()
+    env.parallel_env.pause(0)
+    for name in ("step", "step_async"):
+        if hasattr(env, name):
+            with pytest.raises(EnvBusyError, match=r"envs \[0\] are paused\. Call resume\(\[0\]\) first"):
+                getattr(env, name)(ZEROS)
+    env.parallel_env.resume([0])
+    assert env.step(ZEROS)[0].tolist() == [[1]] * 3
 
 
 # -------------------------------------------------------------------- rewards that are not numbers

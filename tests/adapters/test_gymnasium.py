@@ -67,6 +67,17 @@ def test_adapter_steps_the_envs_of_its_parallel_env(make_env: MakeEnv) -> None:
 
 
 @here_and_in_processes
+def test_adapters_form_of_results_cannot_be_requested_by_users(make: Any) -> None:
+    env = make([partial(Looped, 99)] * 3)
+    env.reset()
+    for _ in range(4):
+        env.step(ZEROS)
+    (align,) = env.parallel_env.engine.plans
+    with pytest.raises(ArgumentError, match="align=.* is not known; expected 'item'"):
+        env.parallel_env.step(ZEROS, align=align)
+
+
+@here_and_in_processes
 def test_pending_autoresets_are_saved_and_reported_in_reset_infos(make: Any) -> None:
     env, other = make([partial(Varied, mean=2.0)] * 3), make([partial(Varied, mean=2.0)] * 3)
     env.reset(seed=1)

@@ -12,7 +12,7 @@ from conftest import MakeEnv
 from gymnasium.wrappers import vector
 from modes import here_and_in_processes
 
-from adapters.envs import SPACES, Varied
+from adapters.envs import SPACES, Looped, Varied
 from adapters.neighbours import Twins
 from parallelenv.adapters.gymnasium import gather_infos
 
@@ -44,6 +44,27 @@ def test_steps_and_resets_equal_those_of_sync_vector_env(
             twins.reset(seed=[None, 1, 2, None, 4], options={"reset_mask": mask})
         elif random.random() < 0.01:
             twins.reset(options={"level": 3})
+
+
+class Flagged(Looped):
+    """Returns infos of one form, with values that Gymnasium puts into object arrays, and a key that is also a mask."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        state, *others, _ = super().step(action)
+        is_odd = np.bool_(state[0] % 2)
+        info = {"odd": is_odd, "array": np.array([is_odd]), "a": 1, "_a": 5, "final_obs": float(state[0])}
+        return state, *others, info
+
+
+@here_and_in_processes
+def test_infos_in_columns_equal_those_of_sync_vector_env(make_env: MakeEnv) -> None:
+    env_fns = [partial(Flagged, 99)] * 3
+    ours = make_env(env_fns, num_cpus=2)
+    twins = Twins(ours.to_gymnasium(), gym.vector.SyncVectorEnv(env_fns))
+    twins.reset()
+    for _ in range(8):
+        twins.step(np.zeros(3, int))
+    assert ours.engine.pool.batch.info_columns is not None
 
 
 # -------------------------------------------------------------------- wrappers

@@ -10,16 +10,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
-from fragile import GO_ON, RAISE, Fragile
-from modes import ORACLE, PROCESSES
+from fragile import EXIT, GO_ON, RAISE, Fragile
+from modes import ORACLE, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv, ParallelWrapper, StateWrapper
-from parallelenv.errors import ArgumentError, ClosedError, ResetNeededError, UsageError
+from parallelenv.errors import ArgumentError, ClosedError, ResetNeededError, UsageError, WorkerDiedError
 from parallelenv.results import difference
 from parallelenv.testing.contract import DONE_POLICIES, KINDS, Actions
 from parallelenv.testing.envs import Counter, FailingEnv, Pair, Sheet, TroubleError
 from parallelenv.wrappers import (
-    AnswerWrapper,
     CheckFinite,
     NormalizeRewards,
     NormalizeStates,
@@ -58,7 +57,7 @@ class Same(StateWrapper):
         return answer
 
 
-class Watching(AnswerWrapper):
+class Watching(ParallelWrapper):
     """Records the env ids of the results it has seen."""
 
     def __init__(self, env: Any) -> None:
@@ -284,6 +283,19 @@ def test_error_in_process_is_raised_unchanged_and_asks_for_a_reset(call: Any, co
             action([GO_ON] * 2)
     env.reset(1)
     assert env.step([GO_ON] * 2).states[1, :, 1].tolist() == [0, 1]
+
+
+@in_modes(PROCESSES)
+def test_reset_that_cannot_restart_an_env_raises_the_death_of_its_worker(make_env: MakeEnv) -> None:
+    env_fns = [partial(Fragile, number) for number in range(2)]
+    env = NormalizeStates(make_env(env_fns, asynchronous="restart", on_failure="restart", max_restarts=1, num_cpus=2))
+    env.reset()
+    assert env.step([EXIT, GO_ON]).dones.tolist() == [True, False]
+    with pytest.raises(WorkerDiedError):
+        env.step([EXIT, GO_ON])
+    with pytest.raises(WorkerDiedError, match="env 0"):
+        env.reset()
+    assert env.step([GO_ON], id=[1]).rewards.tolist() == [1.0]
 
 
 # ---------------------------------------------------------------- saved states

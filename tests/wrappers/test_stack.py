@@ -69,11 +69,15 @@ def test_rebuilt_env_starts_a_new_frame_stack(asynchronous: Any, make_env: MakeE
     assert result.infos[1].get("ended_state") is None
 
 
-def test_env_wrapped_during_an_episode_pads_with_its_next_state() -> None:
-    with ParallelEnv([Counter] * 2) as env:
+@pytest.mark.parametrize(("padding_type", "padding"), [("reset", 1), ("zero", 0)])
+def test_env_wrapped_during_an_episode_pads_with_its_next_state(padding_type: Any, padding: int) -> None:
+    with ParallelEnv([partial(Counter, 0, 1), partial(Counter, 1, 9)], asynchronous="restart") as env:
         env.reset(seed=1)
-        late = StackStates(env, 3)
-        assert late.step([0, 0]).states[0, :, 1].tolist() == [1, 1, 1]
+        late = StackStates(env, 3, padding_type)
+        result = late.step([0, 0])
+        stacks = [result.infos[0]["ended_state"], result.states[1]]
+        assert [stack[:, 1].tolist() for stack in stacks] == [[padding, padding, 1]] * 2
+        assert result.states[0, :, 1].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
