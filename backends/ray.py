@@ -48,7 +48,7 @@ from parallelenv.contract.codec import encode
 from parallelenv.contract.error_text import count, show
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.packed_worker_spec import PackageVersion, PackedSpec, package_version
-from parallelenv.contract.protocol import Channel, Command, Printed, RepeatedStep, WorkerSpec
+from parallelenv.contract.protocol import Backend, Channel, Command, Printed, RepeatedStep, WorkerSpec
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.progress import announce_if_slow
 
@@ -75,7 +75,7 @@ class _ActorSlot:
     actor: ActorHandle | None = None  #: The latest actor; ``None`` before the first one is started.
 
 
-class RayBackend:
+class RayBackend(Backend):
     """A backend that runs envs in Ray actors, by default with one actor per core of the cluster.
 
     Args:
@@ -85,7 +85,6 @@ class RayBackend:
             ``subproc``, instead of through Ray calls. Ray still places and ends these actors.
     """
 
-    uses_live_envs = False
     actor_class: type[RayActor] = RayHost
     channel_class: type[RayChannel] = RayChannel
     actor_arguments: tuple[object, ...] = ()
