@@ -1,1 +1,4 @@
-"""One file per mode. A backend only transports commands; `parallelenv.worker.host` executes them."""
+"""The backends of the modes. Files whose names start with an underscore contain code that backends use.
+
+A backend only transports commands; `parallelenv.worker.host` executes them.
+"""

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 # On processors other than x86-64, a worker's word may become visible before the data that the worker wrote earlier.
-HAS_BELL = hasattr(os, "eventfd") and platform.machine() in ("x86_64", "AMD64")
+HAS_BELL = hasattr(os, "eventfd") and platform.machine() == "x86_64"
 LOOK = Message(0x3F)
 """A message for a worker that may have missed a ring. It makes the worker look at its words."""
 SPIN = 200e-6

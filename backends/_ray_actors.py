@@ -223,8 +223,8 @@ class ActorHandle:
         try:
             return ray.get(call)
         except ray.exceptions.RayError as error:
-            if not isinstance(error, ray.exceptions.RayTaskError):
-                self.terminate()  # the actor has died
+            if has_died(error):
+                self.terminate()
             raise WorkerStartError(f"A Ray actor did not start. {_quote(error, in_full=True)}") from error
 
     def is_alive(self) -> bool:
@@ -286,6 +286,17 @@ class ActorHandle:
         return ""
 
 
+def has_died(error: BaseException | None) -> bool:
+    """Return whether an error of a call or a connection to an actor means that the actor has died.
+
+    The result is ``False`` if the actor's code has raised an exception, or if there is no error.
+    """
+    import ray
+
+    kinds = ray.exceptions.RayError, EOFError, OSError
+    return isinstance(error, kinds) and not isinstance(error, ray.exceptions.RayTaskError)
+
+
 def _quote(error: BaseException, *, in_full: bool = False) -> str:
     """Return the text of a Ray error: its first non-empty line, or the whole text with ``in_full``."""
     text = str(error)
@@ -301,8 +312,10 @@ def listening(num_actors: int) -> Iterator[socket.socket | None]:
     if sys.platform != "linux":
         yield None
         return
+    # The path of a socket has at most 107 bytes, 28 of which follow this folder.
+    parent = "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 79 else None
     with (
-        tempfile.TemporaryDirectory(prefix="parallelenv-") as folder,
+        tempfile.TemporaryDirectory(prefix="parallelenv-", dir=parent) as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
     ):
         listener.bind(str(Path(folder, "socket")))

@@ -20,9 +20,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, DType, Layout
+from parallelenv.contract.batch import Array, DType, Layout, aligned
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.errors import WorkerStartError
+
+
+def available_memory() -> int | None:
+    """Return how many bytes of memory new processes and arrays can use; ``None`` if the system does not say."""
+    with contextlib.suppress(OSError):  # not Linux, or no descriptor is available
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 class SharedMemory:
@@ -50,12 +59,9 @@ class SharedMemory:
                         fileno = os.dup(file.fileno())
                 # Allocate the pages now if possible, so that a lack of memory raises an error here. Otherwise, a later
                 # access would end the process with SIGBUS.
-                lines: list[str] = []
-                with contextlib.suppress(OSError):  # not Linux, or no descriptor is available
-                    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-                available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-                if available and nbytes > available[0]:  # the system may kill a process instead
-                    raise OSError(errno.ENOMEM, f"{available[0]:,} bytes of memory are available")
+                available = available_memory()
+                if available is not None and nbytes > available:  # the system may kill a process instead
+                    raise OSError(errno.ENOMEM, f"{available:,} bytes of memory are available")
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(fileno, 0, nbytes)
                 else:
@@ -93,7 +99,6 @@ class BatchAccess(NamedTuple):
     layout: Layout
 
 
-_ALIGNMENT = 64
 ArrayHeaders = tuple[tuple[str, tuple[int, ...], DType], ...]
 """Name, shape and dtype of each array, in the order of the arrays in memory."""
 
@@ -133,6 +138,4 @@ def _offsets(headers: ArrayHeaders) -> list[int]:
     """Return the offset of each array in bytes, followed by the total size of the memory."""
     sizes = (dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for _, shape, dtype in headers)
     # Even an empty array gets some bytes, because shared memory cannot be empty.
-    return list(
-        itertools.accumulate((max(_ALIGNMENT, -(-size // _ALIGNMENT) * _ALIGNMENT) for size in sizes), initial=0)
-    )
+    return list(itertools.accumulate((aligned(max(1, size)) for size in sizes), initial=0))

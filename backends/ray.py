@@ -1,7 +1,8 @@
 """The mode ``ray``: long-lived Ray actors, which may be anywhere in a cluster, step several envs each.
 
-In a step, the caller sends one message to each actor, with the actions for the actor's envs, and the actor returns one
-message with the results. The envs themselves are sent only once, when an actor starts.
+Actors on the caller's machine are reached like workers of ``subproc``. An actor on another machine gets one message per
+step, with the actions for its envs, and returns one message, with the results. The envs themselves are sent only once,
+when an actor starts.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from parallelenv.backends._ray_actors import (
     RayHost,
     admit,
     close_and_wait,
+    has_died,
     listening,
     machine,
     wait_for_calls,
@@ -46,7 +48,7 @@ from parallelenv.contract.codec import encode
 from parallelenv.contract.error_text import count, show
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.packed_worker_spec import PackageVersion, PackedSpec, package_version
-from parallelenv.contract.protocol import Channel, Command, Printed, RepeatedStep, WorkerSpec
+from parallelenv.contract.protocol import Backend, Channel, Command, Printed, RepeatedStep, WorkerSpec
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.progress import announce_if_slow
 
@@ -73,7 +75,7 @@ class _ActorSlot:
     actor: ActorHandle | None = None  #: The latest actor; ``None`` before the first one is started.
 
 
-class RayBackend:
+class RayBackend(Backend):
     """A backend that runs envs in Ray actors, by default with one actor per core of the cluster.
 
     Args:
@@ -83,7 +85,6 @@ class RayBackend:
             ``subproc``, instead of through Ray calls. Ray still places and ends these actors.
     """
 
-    uses_live_envs = False
     actor_class: type[RayActor] = RayHost
     channel_class: type[RayChannel] = RayChannel
     actor_arguments: tuple[object, ...] = ()
@@ -160,8 +161,10 @@ class RayBackend:
         with announce_if_slow(f"Waiting for Ray to start {count(len(specs), 'worker')} ..."):
             try:
                 return self._launch(packed)
-            except WorkerStartError:  # maybe a node was lost, which Ray has noticed only now: try once more
-                return self._launch(packed)
+            except WorkerStartError as error:
+                if not has_died(error.__cause__):
+                    raise
+                return self._launch(packed)  # maybe a node was lost, which Ray has noticed only now
 
     def _launch(self, packed: Mapping[tuple[int, ...], PackedSpec]) -> list[Channel]:
         cluster = self._cluster
@@ -196,6 +199,8 @@ class RayBackend:
         """Start an actor for each of these slots, and wait until `RayActor.introduce` has returned in all of them."""
         import ray
 
+        if not slots:
+            return
         options: list[ActorOptions] = []
         for slot in slots:
             share = self._cores_per_worker * slot.num_workers
@@ -211,7 +216,7 @@ class RayBackend:
         wants_room = all("scheduling_strategy" not in one and bundle_of(one) for one in options)
         if self._reservation is None and wants_room and len(slots) == len(self._slots):
             self._reservation = Reservation(options, self.strategy, cluster)
-        if self._reservation is not None and slots:
+        if self._reservation is not None:
             self._reservation.await_room()
         with listening(len(slots)) as listener:
             address = None if listener is None else (listener.getsockname(), machine())

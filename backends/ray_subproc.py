@@ -24,14 +24,14 @@ from parallelenv.backends._ray_actors import ActorHandle, RayActor, RayChannel, 
 from parallelenv.backends._ray_cluster import apportion, cores_of_nodes
 from parallelenv.backends.ray import RayBackend, StartedWorker
 from parallelenv.backends.subproc import SubprocBackend, check_preload
+from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.contract.codec import PRINTED, BroadcastContent, Message, decode, encode
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.error_text import show
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Death, Printed
-from parallelenv.errors import ArgumentError, WorkerStartError
+from parallelenv.errors import WorkerStartError
 from parallelenv.worker.worker_log import WorkerLog
 from parallelenv.worker.worker_loop import prepare_worker
 
@@ -273,9 +273,7 @@ class RaySubprocBackend(RayBackend):
     ) -> None:
         super().__init__(ray_init=ray_init, ray_options=ray_options, direct=direct)
         self.actor_arguments = (check_preload(preload),)
-        if not isinstance(hosts_per_node, int) or hosts_per_node < 1:
-            raise ArgumentError(f"hosts_per_node={show(hosts_per_node)} must be an int of at least 1.")
-        self._hosts_per_node = hosts_per_node
+        self._hosts_per_node = check_positive("hosts_per_node", hosts_per_node)
 
     def distribute(self, num_workers: int) -> list[int]:
         """Return the number of workers of each actor. An actor with a larger share of the cores gets more workers."""

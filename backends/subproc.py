@@ -13,7 +13,6 @@ import functools
 import multiprocessing
 import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,11 +27,11 @@ from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, modules_of
-from parallelenv.contract.error_text import show
+from parallelenv.contract.error_text import did_you_mean, show
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Backend, Channel, Command, Printed, RepeatedStep, WorkerSpec
+from parallelenv.contract.tracebacks import warn_user
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.worker.worker_log import WorkerLog
 
@@ -68,6 +67,7 @@ class SubprocBackend(Backend):
         if start_method is not None and start_method not in methods:
             raise ArgumentError(
                 f"start_method={show(start_method)} is not available here; expected one of {tuple(methods)}."
+                f"{did_you_mean(str(start_method), methods)}"
             )
         check_flags(caller_steps=caller_steps, eventfd=eventfd)
         self._method = start_method or methods[0]
@@ -86,10 +86,7 @@ class SubprocBackend(Backend):
         self._callers_share: tuple[int, ...] = ()  # env ids of the host in this process
         self._group = ChannelGroup(CpuBalancer(caller_steps))
 
-    def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
-        return min(num_cpus or usable_cores(), num_envs)
-
-    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Sharing)
+    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Backend)
         return SharedArrays.place(arrays)
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
@@ -164,13 +161,14 @@ class SubprocBackend(Backend):
         silence = packed[0].silence_warnings
         server, missing = SERVERS.server_with([*self._preload, *known], log, silence=silence)
         for module in self._preload:
+            if module not in missing:  # even if its import was refused once: another import may have done it since
+                continue
             if module in SERVERS.refused:
-                warnings.warn(
+                warn_user(
                     f"preload: importing {module} {missing[module]}, which forked workers cannot share. Each worker "
-                    "imports it by itself. Leave it out of preload.",
-                    stacklevel=2,
+                    "imports it by itself. Leave it out of preload."
                 )
-            elif module in missing:
+            else:
                 raise ArgumentError(
                     f"preload: {module} cannot be imported ({missing[module]}). Leave it out of preload."
                 )
@@ -206,8 +204,7 @@ class SubprocBackend(Backend):
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:  # noqa: D102 (see Backend)
         return self._group.prepare_step(commands)
 
-    def flush(self) -> None:
-        """Send the queued commands. The engine calls this after it has passed every command to its channel."""
+    def flush(self) -> None:  # noqa: D102 (see Backend)
         self._group.flush()
 
     def fileno(self) -> int | None:  # noqa: D102 (see Backend)

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 from parallelenv.backends._in_process import InProcessBackend, InProcessChannel, copy_values
 from parallelenv.contract.batch import Batch, Layout
-from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Channel, Command, Printed, WorkerSpec
 from parallelenv.errors import WorkerStartError
@@ -82,9 +81,6 @@ class ThreadBackend(InProcessBackend):
         self._bells: list[socket.socket] = []
         self._ringing: socket.socket | None = None  # the other end of the socket in ``_bells``; readable after a reply
         self._started: weakref.WeakSet[ThreadChannel] = weakref.WeakSet()
-
-    def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:  # noqa: D102 (see Backend)
-        return min(num_cpus or usable_cores(), num_envs)
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
         channels: list[Channel] = []

@@ -1203,7 +1203,6 @@ class ParallelEnv:
 
         Raises:
             UsageError: If the call is not made in a notebook.
-            MissingDependencyError: If Pillow is not installed.
             ArgumentError: If an env does not render pictures, for example because its ``render_mode`` is not
                 ``"rgb_array"`` (nothing was drawn), or if the frames cannot be tiled (see `ParallelEnv.render`).
             ResetNeededError: If an env needs a reset before it can draw.
@@ -1238,7 +1237,7 @@ class ParallelEnv:
             progress: See `ParallelEnv.rollout`.
 
         Raises:
-            UsageError, MissingDependencyError: See `show`.
+            UsageError: See `show`.
             ArgumentError: If an argument is invalid, or an env does not render pictures, for example because its
                 ``render_mode`` is not ``"rgb_array"``; nothing was reset.
             EnvBusyError: See `ParallelEnv.step`.
@@ -1280,7 +1279,7 @@ class ParallelEnv:
             progress: See `ParallelEnv.rollout`.
 
         Raises:
-            MissingDependencyError: If Pillow or, for an MP4, imageio-ffmpeg is not installed.
+            MissingDependencyError: If the installed packages cannot write the format.
             ArgumentError: If an argument is invalid or an env does not render pictures, for example because its
                 ``render_mode`` is not ``"rgb_array"`` (nothing was reset), or if a frame of the film is too large for
                 the format.

@@ -43,7 +43,7 @@ ParaMode = Literal["dummy", "thread", "subproc", "ray", "ray-subproc", "auto"] |
 
 def known_modes() -> tuple[str, ...]:
     """Return the names of all modes, built-in modes first, including modes whose required packages are missing."""
-    return (*_MODES, *sorted(set(_foreign()) - {*_MODES, AUTO}))
+    return (*_MODES, *sorted(_foreign()))
 
 
 def known_words() -> tuple[str, ...]:
@@ -119,39 +119,41 @@ def load_backend(para_mode: Any) -> type[Any]:
     """Import and return the backend class of a mode. If ``para_mode`` is a class, return that class.
 
     Raises:
-        ArgumentError: If the mode is unknown, or the class lacks methods of `protocol.Backend`.
+        ArgumentError: If the mode is unknown, or its class does not derive from `protocol.Backend`.
         MissingDependencyError: If a package that the mode needs is not installed.
     """
-    if isinstance(para_mode, type):
-        methods = ("plan_workers", "launch", "allocate", "wait", "close")
-        if lacking := [f"{name}()" for name in methods if not hasattr(para_mode, name)]:
-            raise ArgumentError(
-                f"para_mode={para_mode.__name__} is a class that lacks {', '.join(lacking)}, so it is not a "
-                f"protocol.Backend; expected such a class or one of {known_words()}.{hint_at(para_mode.__name__)}"
+    kind: Any = para_mode
+    if isinstance(para_mode, str) and para_mode in _MODES:
+        target, needs = _MODES[para_mode]
+        # The package is not imported here, because importing Ray changes environment variables.
+        if needs is not None and find_spec(needs) is None:
+            raise MissingDependencyError(
+                f"para_mode={para_mode!r} needs the package {needs!r}, which is not installed. Install it with: pip "
+                f"install {needs}"
             )
-        return para_mode
-    if not isinstance(para_mode, str) or para_mode not in known_modes():
-        known = known_words()
+        module, _, name = target.partition(":")
+        kind = getattr(import_module(module), name)
+    elif not isinstance(para_mode, type):
+        foreign = _foreign()
+        if not isinstance(para_mode, str) or para_mode not in foreign:
+            known = known_words()
+            raise ArgumentError(
+                f"para_mode={para_mode!r} is not known; expected one of {known}.{_instead(para_mode, known)}"
+            )
+        kind = foreign[para_mode].load()
+    if not isinstance(kind, type) or not issubclass(kind, Backend):
         raise ArgumentError(
-            f"para_mode={para_mode!r} is not known; expected one of {known}.{_instead(para_mode, known)}"
+            f"para_mode={word_of(para_mode)!r} is {show(kind)}, which does not derive from "
+            f"parallelenv.contract.protocol.Backend; expected a class that does, or one of {known_words()}."
+            f"{hint_at(word_of(para_mode))}"
         )
-    if para_mode not in _MODES:
-        foreign: type[Any] = _foreign()[para_mode].load()
-        return foreign
-    target, needs = _MODES[para_mode]
-    # The package is not imported here, because importing Ray changes environment variables.
-    if needs is not None and find_spec(needs) is None:
-        raise MissingDependencyError(
-            f"para_mode={para_mode!r} needs the package {needs!r}, which is not installed. Install it with: pip "
-            f"install {needs}"
-        )
-    module, _, name = target.partition(":")
-    backend: type[Any] = getattr(import_module(module), name)
-    return backend
+    return kind
 
 
 def _foreign() -> dict[str, Any]:
-    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    """Return the entry points of other packages by name. Finding them takes milliseconds."""
+    found = entry_points(group=ENTRY_POINT_GROUP)
+    return {point.name: point for point in found if point.name not in (*_MODES, AUTO)}
 
 
 def word_of(para_mode: Any) -> str:

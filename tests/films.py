@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from conftest import MakeEnv
+from PIL import Image
 
 from parallelenv import ParallelEnv
 from parallelenv.testing.envs import Counter
-
-Image = pytest.importorskip("PIL.Image")
 
 
 class Lamp(Counter):

@@ -20,6 +20,7 @@ from modes import LOCAL, MODES, ORACLE, PROCESSES, THREADS, in_modes
 
 from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info, recommend
 from parallelenv.backends.dummy import DummyBackend
+from parallelenv.contract.protocol import Backend
 from parallelenv.errors import (
     ActionError,
     ArgumentError,
@@ -93,7 +94,7 @@ def test_type_checker_infers_result_type_from_align(env: ParallelEnv) -> None:
 
 def test_shared_is_refused_by_a_backend_without_share() -> None:
     class Plain(DummyBackend):
-        share = None  # type: ignore[assignment]
+        share = Backend.share
 
     with ParallelEnv(COUNTERS, Plain):  # without shared arrays
         pass

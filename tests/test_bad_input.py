@@ -80,6 +80,8 @@ TWIN, TWINS = Toolbox(), SyncVectorEnv([Toolbox] * 2)
         ([Path("env.py")], r"envs\[0\] is .*Path.*, which is not an env"),
         ([OrderedDict(a=1)], r"envs\[0\] is OrderedDict.*, which is not an env"),
         (["NoSuchEnv-v0"], r"envs\[0\] is 'NoSuchEnv-v0', which Gymnasium does not know"),
+        (["no_such:Env-v0"], r"'no_such:Env-v0', whose module 'no_such' cannot be imported \(ModuleNotFound"),
+        ([":Env-v0"], r"envs\[0\] is ':Env-v0', whose module '' cannot be imported \(ValueError: Empty module name\)"),
         ([TWIN, Toolbox(), TWIN], r"envs\[0\] and envs\[2\] are the same instance.*\[make\] \* n"),
         ([Toolbox, closed_vector_env()], "env 1 is SyncVectorEnv.*a vector env that is closed"),
         ([Toolbox, closed_vector_env], "env 1 is SyncVectorEnv.*a vector env that is closed"),
@@ -96,6 +98,17 @@ def test_invalid_lists_of_envs_are_refused(envs: Any, message: str) -> None:
     is_unordered = isinstance(envs, set | frozenset | dict)
     with pytest.raises(ArgumentError if is_unordered else InvalidEnvError, match=message):
         ParallelEnv(envs)
+
+
+def test_module_that_lacks_another_module_is_named_with_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lacking.py").write_text("import absent_simulator\n")
+    message = r"module 'lacking' cannot be imported \(ModuleNotFoundError: No module named 'absent_simulator'\)"
+    with pytest.raises(InvalidEnvError, match=message) as caught:
+        ParallelEnv(["lacking:Env-v0"])
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
 def test_env_fns_that_return_the_same_instance_are_refused_except_in_workers_which_have_copies() -> None:

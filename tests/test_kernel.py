@@ -221,7 +221,6 @@ def test_output_appears_below_the_cell_whose_call_printed_it(notebook: Notebook,
 @pytest.fixture
 def lamps(notebook: Notebook) -> Notebook:
     """A notebook with three envs that draw."""
-    pytest.importorskip("PIL")
     envs = "[lambda number=number: Lamp(number, 4) for number in range(3)]"
     notebook.run(f"env = ParallelEnv({envs}, {PROCESSES!r}, 'restart', {NUM_WORKERS})\nstates = env.reset(seed=0)")
     return notebook

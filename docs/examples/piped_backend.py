@@ -13,7 +13,6 @@ from typing import Any
 
 from parallelenv.contract.batch import Array, Batch, Layout, copied
 from parallelenv.contract.codec import Message
-from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.message_channel import MessageChannel
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Backend, Channel, Death, Printed, WorkerSpec
@@ -59,9 +58,6 @@ class PipedBackend(Backend):
 
     def __init__(self) -> None:
         self._started: list[PipedChannel] = []
-
-    def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:
-        return min(num_cpus or usable_cores(), num_envs)
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         return copied(arrays)

@@ -14,10 +14,11 @@ from typing import Any
 
 from parallelenv.backends._fork_server_client import SERVERS
 from parallelenv.backends._process import start_methods
+from parallelenv.backends._shared_memory import available_memory
 from parallelenv.contract.cpu_cores import describe_cores
 
-_PACKAGES = ("gymnasium", "numpy", "cloudpickle", "threadpoolctl", "tqdm", "ray")
-_OPTIONAL = ("matplotlib", "pillow", "torch", "ipykernel")
+_PACKAGES = ("gymnasium", "numpy", "cloudpickle", "pillow", "threadpoolctl", "tqdm", "ray")
+_OPTIONAL = ("matplotlib", "torch", "ipykernel")
 _NOTES = {
     "usable": "the default number of workers",
     "dev shm": "free; Ray's object store lives there",
@@ -56,9 +57,7 @@ def describe() -> str:
 
 def facts() -> dict[str, dict[str, Any]]:
     """Return all facts about this machine as plain data, for ``--json``."""
-    cores, shared, memory = describe_cores(), Path("/dev/shm"), Path("/proc/meminfo")
-    lines = memory.read_text(encoding="ascii").splitlines() if memory.exists() else []
-    available = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    cores, shared = describe_cores(), Path("/dev/shm")
     return {
         "cores": {
             "usable": cores.usable,
@@ -74,7 +73,7 @@ def facts() -> dict[str, dict[str, Any]]:
         },
         "memory": {
             "batches_live_in": "anonymous memory" if hasattr(os, "memfd_create") else tempfile.gettempdir(),
-            "memory_available": next(available, None),
+            "memory_available": available_memory(),
             "dev_shm": shutil.disk_usage(shared).free if shared.is_dir() else None,
         },
         "ray": {

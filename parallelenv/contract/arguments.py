@@ -323,15 +323,9 @@ def check_shared(shared: object) -> Mapping[str, Array]:
 
 
 def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Store arrays with `Sharing.share` and return its result."""
-    place = getattr(backend, "share", None)
-    if place is None:
-        raise ArgumentError(
-            f"shared={list(arrays)} was given, but {type(backend).__name__} has no share(). Let the envs load what "
-            "they need, or choose another mode."
-        )
+    """Store arrays with `Backend.share` and return its result."""
     try:
-        return place(arrays)  # type: ignore[no-any-return]
+        return backend.share(arrays)
     except MemoryError as error:
         nbytes = sum(array.nbytes for array in arrays.values())
         raise WorkerStartError(

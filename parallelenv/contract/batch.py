@@ -279,7 +279,11 @@ def _fields(structure: Structure) -> list[Field | None]:
 
 
 def _padded(field: Field, num_envs: int) -> int:
-    nbytes = field.dtype.itemsize * num_envs * int(np.prod(field.shape, dtype=np.int64))
+    return aligned(field.dtype.itemsize * num_envs * int(np.prod(field.shape, dtype=np.int64)))
+
+
+def aligned(nbytes: int) -> int:
+    """Return a size rounded up to whole cache lines."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 

@@ -10,7 +10,6 @@ import os
 import pickle
 import pickletools
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from gymnasium.utils import EzPickle
 from parallelenv.contract.copying import dumps, loads, pickles
 from parallelenv.contract.error_text import did_you_mean, hint_at_make_argument, show
 from parallelenv.contract.spaces import Env
+from parallelenv.contract.tracebacks import warn_user
 from parallelenv.contract.worker_info import ProcessInfo
 from parallelenv.errors import ArgumentError, InvalidEnvError, UnpicklableError
 
@@ -121,13 +121,16 @@ def make_factories(envs: Any) -> tuple[EnvFactory, ...]:
 
 def _factory(env_id: int, item: object) -> EnvFactory:
     if isinstance(item, str):  # looked up in the caller's process, where the user may have registered it
+        module, colon, name = item.rpartition(":")
         try:
-            module, colon, name = item.rpartition(":")
             if colon:  # as in gymnasium.make, importing the module registers the env
                 importlib.import_module(module)
             return EnvFactory(env_id, gymnasium.spec(name), is_live=False)
-        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        except gymnasium.error.Error as error:
             raise InvalidEnvError(f"envs[{env_id}] is {item!r}, which Gymnasium does not know: {error}") from None
+        except (ImportError, ValueError) as error:
+            what = f"whose module {module!r} cannot be imported ({type(error).__name__}: {error})"
+            raise InvalidEnvError(f"envs[{env_id}] is {item!r}, {what}.") from error
     if is_env(item):
         refuse_foreign(item, env_id)
         return EnvFactory(env_id, item, is_live=True)
@@ -187,11 +190,10 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
     for factory in factories:
         source = factory.source
         if factory.is_live and _loses_state(source):
-            warnings.warn(
+            warn_user(
                 f"env {factory.env_id}, {show(source)}, was reset and then given to a worker process, but its class is "
                 "an EzPickle: it travels as its constructor's arguments, so its state is lost. Reset it again, or give "
-                "an env fn.",
-                stacklevel=2,
+                "an env fn."
             )
         if id(source) in packed:
             continue

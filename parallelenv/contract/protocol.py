@@ -11,11 +11,14 @@ one `Reply` to each.
 from __future__ import annotations
 
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.worker_info import UNKNOWN_PROCESS, ProcessInfo
+from parallelenv.errors import ArgumentError
 
 if TYPE_CHECKING:
     from parallelenv.contract.batch import Array, Batch, Layout, Rows
@@ -156,7 +159,7 @@ class WorkerSpec:
     num_workers: int = 1  #: Number of workers.
     num_envs: int = 0  #: Number of envs of all hosts together.
     seed: int | None = None  #: Seed of env 0 before its first reset; env i gets ``seed + i``. ``None``: no seed.
-    #: Read-only arrays for all envs, as returned by `Sharing.share`; empty if there are none.
+    #: Read-only arrays for all envs, as returned by `Backend.share`; empty if there are none.
     shared: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -280,34 +283,56 @@ class RepeatedStep(Protocol):
         """
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """Decides where hosts run, and waits for them. It does not interpret commands.
 
-    The keyword-only arguments of its constructor are the options that ``ParallelEnv(...)`` accepts with this backend. A
-    backend may derive from this class to inherit its default attributes and methods.
+    Every backend derives from this class. The keyword-only arguments of its constructor are the options that
+    ``ParallelEnv(...)`` accepts with this backend.
     """
 
     #: Whether all envs run in this process. If so, live instances are used and not copied, and actions with gradients
     #: reach envs with their graph.
     uses_live_envs: bool = False
-    placement: str = ""  #: Text in ``repr`` that says how hosts are reached; may be empty.
+
+    @property
+    def placement(self) -> str:
+        """Text in ``repr`` that says how hosts are reached; may be empty."""
+        return ""
 
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:
         """Return how many workers to start for ``num_envs`` envs: at least 1 and at most ``num_envs``.
 
-        The workers may use ``num_cpus`` cores; ``None`` means all usable ones. Backends that reserve GPUs divide
-        ``num_gpus`` among the workers.
+        The workers may use ``num_cpus`` cores; ``None`` means all usable ones. By default, there is one worker per
+        core. Backends that reserve GPUs divide ``num_gpus`` among the workers.
         """
+        return min(num_cpus or usable_cores(), num_envs)
 
+    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Copy arrays, which contain no Python objects, to memory that all hosts can read.
+
+        This method is called between `plan_workers` and `launch`, if the user gives ``shared=``. By default, that is an
+        error.
+
+        Returns:
+            The value for `WorkerSpec.shared`. `launch` gives it to the hosts as read-only arrays.
+        """
+        raise ArgumentError(
+            f"shared={list(arrays)} was given, but {type(self).__name__} has no share(). Let the envs load what they "
+            "need, or choose another mode."
+        )
+
+    @abstractmethod
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:
         """Start one host per spec, all of them in parallel.
 
         If an env cannot be sent to its host, this method raises `UnpicklableError` before anything is started.
         """
 
+    @abstractmethod
     def allocate(self, layout: Layout) -> Batch:
         """Return a new batch in memory that this backend's hosts can use."""
 
+    @abstractmethod
     def wait(self, channels: Sequence[Channel], timeout: float | None, wanted: int = 1) -> Sequence[Channel]:
         """Wait until a host with a pending command has a reply or has died.
 
@@ -328,6 +353,9 @@ class Backend(Protocol):
         """
         return None
 
+    def flush(self) -> None:  # noqa: B027 (most channels queue nothing)
+        """Send what the channels have queued. The caller has passed all commands of a call to the channels."""
+
     def fileno(self) -> int | None:
         """Return a descriptor with which an event loop can wait for replies.
 
@@ -337,6 +365,7 @@ class Backend(Protocol):
         """
         return None
 
+    @abstractmethod
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:
         """Close all envs and end all hosts: ask the hosts to exit, then terminate and finally kill those that remain.
 
@@ -349,17 +378,4 @@ class Backend(Protocol):
 
         Returns:
             Env output that was in no reply and that the caller would otherwise not see.
-        """
-
-
-class Sharing(Backend, Protocol):
-    """A backend that can give all envs the same arrays. All other backends reject ``shared=``."""
-
-    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Copy arrays, which contain no Python objects, to memory that all hosts can read.
-
-        This method is called between `plan_workers` and `launch`.
-
-        Returns:
-            The value for `WorkerSpec.shared`. `launch` gives it to the hosts as read-only arrays.
         """

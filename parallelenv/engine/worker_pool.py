@@ -247,7 +247,8 @@ class Pool:
         specs = spread(factories, num_workers, spec)
         self.env_ids = tuple(factory.env_id for factory in factories)
         self.backend = backend
-        self._flush: Callable[[], None] | None = getattr(backend, "flush", None)
+        # No call per step for a backend that queues nothing.
+        self._flush = None if type(backend).flush is Backend.flush else backend.flush
         self._listener = listener
         self._printed: list[Printed] = []
         self._pid = os.getpid()
@@ -407,7 +408,7 @@ class Pool:
             (worker.channel, Command(0, "step", part, autoreset=autoreset, begins_ended=begins_ended))
             for worker, part in shards
         ]
-        repeated = self.backend.prepare_step(commands) if hasattr(self.backend, "prepare_step") else None
+        repeated = self.backend.prepare_step(commands)
         return None if repeated is None else (repeated, shards)
 
     def learn_infos(self, values: Mapping[int, Extra], num_envs: int) -> None:

@@ -221,12 +221,8 @@ def check_format(video_format: object) -> None:
             "MP4 films need the package imageio-ffmpeg, which is not installed. Install it with: pip install "
             "imageio-ffmpeg, or write .webp, .gif or .png."
         )
-    try:
-        from PIL import features
-    except ModuleNotFoundError:
-        raise MissingDependencyError(
-            "Pictures and films need the package pillow, which is not installed. Install it with: pip install pillow"
-        ) from None
+    from PIL import features
+
     if video_format == "webp" and not features.check("webp"):
         raise MissingDependencyError("This Pillow was built without WebP. Give video_format='gif', or install another.")
 

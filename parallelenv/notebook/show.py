@@ -75,16 +75,12 @@ def encode_picture(picture: Array) -> bytes:
 
 
 def refuse_no_notebook(call: str) -> None:
-    """Raise an error unless the code runs in a notebook and Pillow is installed.
-
-    ``call`` is the name of the method that the user called.
-    """
+    """Raise an error unless the code runs in a notebook. ``call`` is the name of the method that the user called."""
     if kernel_of_notebook() is None:
         raise UsageError(
             f"{call}() shows envs below a notebook cell, but this is not a notebook. Elsewhere render(tile=True) "
             "returns the picture, and record(policy, steps, path) makes a film."
         )
-    check_format("png")
 
 
 def show_envs(env: ParallelEnv, id: Ids, width: int) -> None:

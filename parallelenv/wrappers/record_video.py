@@ -47,7 +47,7 @@ class RecordVideo(ParallelWrapper):
     Raises:
         ArgumentError: If an argument is unknown or has an invalid value, or an env to record renders no pictures
             because of its ``render_mode``.
-        MissingDependencyError: If Pillow is missing, or was built without support for the format.
+        MissingDependencyError: If the installed packages cannot write the format.
         OSError: If the folder cannot be created.
     """
 

@@ -120,8 +120,21 @@ def test_preload_imports_modules_that_envs_import_later(make_package: MakePackag
 def test_preload_of_a_module_that_starts_a_thread_warns(make_package: MakePackage) -> None:
     unfit = make_package("import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()")
     message = f"preload: importing {unfit.name} starts a thread, which forked workers cannot"
-    with pytest.warns(UserWarning, match=message):
+    with pytest.warns(UserWarning, match=message) as caught:
         run(make_package().env(), preload=[unfit.name])
+    assert caught[0].filename == __file__
+
+
+def test_preloaded_module_that_can_be_imported_only_after_another_is_not_refused_again(
+    tmp_path: Path, make_package: MakePackage
+) -> None:
+    first, second = (f"{tmp_path.name}_{name}" for name in "ab")  # `make_package` makes the folder importable
+    (tmp_path / f"{first}.py").write_text(f"import wave, {second}\nQ = 1\n")
+    (tmp_path / f"{second}.py").write_text(f"from {first} import Q\n")
+    package = make_package()
+    with pytest.warns(UserWarning, match=f"preload: importing {first} raises ImportError"):
+        run(package.env(), preload=[first, second])
+    run(package.env(), preload=[first, second])  # no warning: the import of the second module has imported the first
 
 
 @pytest.mark.parametrize("file", ["__init__.py", "part.py"])

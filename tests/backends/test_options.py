@@ -21,6 +21,7 @@ NEEDS_SERVER = r"preload=\['wave'\] needs start_method='forkserver', on Linux.*L
             for name in ("caller_steps", "eventfd")
             for value in (1, None, "yes")
         ],
+        ({"start_method": "spwan"}, r"start_method='spwan' is not available here; .* Did you mean 'spawn'\?"),
         ({"preload": "wave"}, r"preload='wave' must be a list of names of modules"),
         ({"preload": ["wave"], "start_method": "spawn"}, NEEDS_SERVER),
         ({"preload": ["wave"], "start_method": "fork"}, NEEDS_SERVER),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import multiprocessing
+import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import psutil
 import pytest
@@ -84,8 +86,10 @@ def test_actor_that_cannot_be_scheduled_raises(
 ) -> None:
     monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
     monkeypatch.setattr(_ray_cluster, "LONGEST_START", 1.5)
-    with pytest.raises(WorkerStartError, match=message):
+    launching = patch.object(RayBackend, "_launch", autospec=True, side_effect=RayBackend._launch)
+    with launching as launch, pytest.raises(WorkerStartError, match=message):
         ParallelEnv([Small], mode, **arguments)
+    assert launch.call_count == 1  # a second try would take as long again
 
 
 @in_ray_modes
@@ -137,6 +141,37 @@ def test_actor_that_does_not_start_raises(mode: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(RayBackend, "actor_class", Stillborn)
     with pytest.raises(WorkerStartError, match=r"A Ray actor did not start\. Ray reports: (.|\n)*no room for a worker"):
         ParallelEnv([Small], mode)
+
+
+@pytest.mark.parametrize("mode", ["ray"], indirect=True)
+def test_actor_that_dies_while_it_starts_is_started_once_more(
+    mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Fragile(RayHost):
+        def __init__(self, caller: Any, starts: Path) -> None:
+            super().__init__(caller)
+            with starts.open("a") as file:
+                file.write("started\n")
+            if len(starts.read_text().split()) == 1:
+                os._exit(1)
+
+    starts = tmp_path / "starts"
+    monkeypatch.setattr(RayBackend, "actor_class", Fragile)
+    monkeypatch.setattr(RayBackend, "actor_arguments", (starts,))
+    with ParallelEnv([Small], mode) as env:
+        assert env.reset().shape == (1, 3)
+    assert starts.read_text().split() == ["started"] * 2
+
+
+@pytest.mark.parametrize("mode", ["ray"], indirect=True)
+def test_actors_on_this_machine_connect_however_long_the_path_of_the_temporary_folder_is(
+    mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / ("x" * 80)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with ParallelEnv([Small], mode) as env:
+        assert "1 of 1 actors reached directly" in repr(env)
 
 
 @in_ray_subproc

@@ -12,8 +12,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
-from films import Image, Lamp, counts, frames_of, lamps
+from films import Lamp, counts, frames_of, lamps
 from modes import PROCESSES, here_and_in_processes
+from PIL import Image
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvBusyError, MissingDependencyError, ResetNeededError, UsageError
