@@ -19,7 +19,7 @@ import pytest
 from conftest import MakeEnv
 from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, TwoArguments, fragile, interrupt, when_begun
 from gymnasium.error import ResetNeeded
-from modes import IN_CALLER, IN_WORKERS, ORACLE, PROCESSES, in_modes
+from modes import IN_CALLER, IN_WORKERS, LOCAL, ORACLE, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import (
@@ -166,6 +166,23 @@ def test_object_that_fails_to_unpickle_affects_only_its_env_and_call(make_env: M
         env.reset(options={"thing": OneWay()})
     env.reset()
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 1, 1]
+
+
+class Looped(Fragile):
+    def give(self) -> Any:
+        loop: list[Any] = [threading.Lock()]
+        loop.insert(0, {"loop": loop})
+        return loop
+
+
+@in_modes(*LOCAL)
+def test_result_that_contains_itself_and_a_lock_is_refused(make_env: MakeEnv) -> None:
+    env = make_env([partial(Looped, number) for number in range(2)], timeout=20.0)
+    with pytest.raises(UnpicklableError, match="The result contains a (lock|dict)"):
+        env.customized_method("give", id=1)
+    with pytest.raises(UnpicklableError, match="of type (lock|dict), cannot be copied"):
+        env.customized_method("give", {"loop": Looped(0).give()}, id=1)
+    assert env.customized_method("pid", id=1)
 
 
 @in_modes(PROCESSES)
