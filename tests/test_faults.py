@@ -22,6 +22,7 @@ from gymnasium.error import ResetNeeded
 from modes import IN_CALLER, IN_WORKERS, LOCAL, ORACLE, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv
+from parallelenv.contract import interrupts
 from parallelenv.errors import (
     ClosedError,
     EnvContractError,
@@ -260,6 +261,13 @@ def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
         assert seen == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_sigint_handler_of_a_program_that_embeds_python_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_get_handler", lambda number: None)  # Python does not know such a handler
+    before = signal.getsignal(signal.SIGINT)
+    with interrupts.DeferSigint():
+        assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_restart_of_a_healthy_env_rebuilds_only_that_env(env: ParallelEnv) -> None:
