@@ -42,7 +42,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallelenv.backends._pipe import PipeChannel, sched_yield
 from parallelenv.backends._shared_memory import SharedMemory
-from parallelenv.contract import codec
 from parallelenv.contract.codec import PLAIN_STEPS, Message, StepSubset
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Reply
@@ -219,8 +218,6 @@ kept one core busy, longer polling lowered the factor for 16 CartPoles from 0.44
 """
 _LATE = 30e-6
 """Seconds after which a worker has certainly started the step if it was awake when the bell rang."""
-_CHECK_INTERVAL = 0.001
-"""Seconds between checks of a worker's words while the caller waits for that worker's pipe."""
 
 
 class BellChannel(PipeChannel):
@@ -292,21 +289,13 @@ class BellChannel(PipeChannel):
         if self.inbox or not self.has_finished:
             return super().receive()
         self._num_unread -= 1
-        return Reply(self._take())
+        word, self.word = self.word, 0
+        return Reply(word >> OTHER_BITS)  # a message in the pipe, if there is one, is the reply to a later command
 
     def receive_message(self) -> Message:
-        while self.word and not self.has_finished and not self.found_dead:
-            if self.wire.connection.poll(_CHECK_INTERVAL):
-                break
-        if self.has_finished:  # even if the pipe has a message, which is a reply to a later command
-            return Message(codec.DONE, self._take())
         message = super().receive_message()
-        self.word = 0  # the message is the reply to the step in ``word``
+        self.word = 0  # the message is the reply to the step in ``word``, if there is one
         return message
-
-    def _take(self) -> int:
-        word, self.word = self.word, 0
-        return word >> OTHER_BITS
 
     def hang_up(self) -> None:
         self.word = 0

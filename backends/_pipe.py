@@ -23,7 +23,6 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from parallelenv.backends._process import UNKNOWN, process_exists
 from parallelenv.backends._shared_memory import BatchAccess, SharedMemory
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.codec import HEADER, Message, encode_reply, split_body
@@ -160,19 +159,14 @@ class PipeChannel(MessageChannel):
 
     def cause_of_death(self) -> Death:
         self.process.join(timeout=1.0)
-        code = self.process.exitcode
-        words = self.process.last_words(), self._log.last_lines()
-        return Death(self.process.pid, None if code == UNKNOWN else code, *words)
+        code = self.process.await_exitcode()
+        return Death(self.process.pid, code, self.process.last_words(), self._log.last_lines())
 
     def is_alive(self) -> bool:
-        # If a fork server has ended, ``process.is_alive()`` is ``False`` for all of its workers, even if they are
-        # running. This method then asks the operating system.
         try:
-            if self.process.is_alive():
-                return True
+            self.found_dead = not self.process.is_alive()
         except ValueError:  # another thread has closed the process object in the meantime
             return False
-        self.found_dead = self.process.exitcode != UNKNOWN or not process_exists(self.process.pid)
         return not self.found_dead
 
     def join(self, timeout: float) -> None:

@@ -25,8 +25,11 @@ _REPORT_TIMEOUT = 1.0
 _CHECK_INTERVAL = 0.05
 """Seconds between checks whether a process has ended, because its child processes may keep its sentinel open."""
 _BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
-UNKNOWN = 255
-"""Value for the exit code of a process whose fork server has ended, and so cannot report the exit code."""
+UNKNOWN = 256
+"""Value for the exit code of a process whose fork server has ended, and so cannot report the exit code.
+
+No process can have this exit code.
+"""
 CLOSED_IN_CHILDREN: weakref.WeakSet[Connection] = weakref.WeakSet()
 """Connections that forked children of the caller close.
 
@@ -49,27 +52,33 @@ class WorkerProcess:
         self.pid = process.pid or 0
         self.last_words = last_words  # returns what is known about the death besides the exit code; it may be empty
 
-    @property
-    def exitcode(self) -> int | None:
-        # ``None`` while the process runs, or if other code in the caller's process has already received the exit code.
+    def await_exitcode(self) -> int | None:
+        """Return the exit code of a process that has ended.
+
+        The result is ``None`` if nothing reports the exit code. For example, a fork server reports it late while the
+        server imports a module.
+        """
+        connection.wait([self._process.sentinel], _REPORT_TIMEOUT)
         with DeferSigint():
-            return self._process.exitcode
+            code = self._process.exitcode
+        return None if code == UNKNOWN else code
 
     def is_alive(self) -> bool:
         with DeferSigint():
             # Other code in this process may already have waited for the worker process. `multiprocessing` then never
-            # learns that the worker process has ended.
-            return self._process.is_alive() and process_exists(self.pid)
+            # learns that the worker process has ended. After a fork server has ended, nothing reports the ends of its
+            # workers.
+            may_run = self._process.is_alive() or self._process.exitcode == UNKNOWN
+            return may_run and process_exists(self.pid)
 
-    def join(self, timeout: float | None = None) -> None:
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while self.is_alive() and (left := deadline - time.monotonic()) > 0:
+    def join(self, timeout: float = math.inf) -> None:
+        deadline = time.monotonic() + timeout
+        # A fork server that is importing a module does not notice that a worker has ended.
+        while self.is_alive() and not _is_foreign_zombie(self.pid) and (left := deadline - time.monotonic()) > 0:
             if connection.wait([self._process.sentinel], min(left, _CHECK_INTERVAL)):
                 with DeferSigint():
                     self._process.join(_CHECK_INTERVAL)
                 return
-        if not self.is_alive():  # `close` works only after the fork server's report, which may come a moment later
-            connection.wait([self._process.sentinel], _REPORT_TIMEOUT)
 
     def terminate(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -135,8 +144,6 @@ class ForkedProcess:
             connection.wait([self.sentinel], timeout)
 
     def close(self) -> None:
-        if self.is_alive():
-            raise ValueError(f"process {self.pid} is still running")
         self.sentinel.close()
         if self._lifeline is not None:
             self._lifeline.close()
@@ -149,6 +156,15 @@ def process_exists(pid: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_foreign_zombie(pid: int) -> bool:
+    """Return whether a process has ended, but its parent, a different process, has not received its exit code yet."""
+    try:
+        fields = _status(pid)
+    except OSError:  # the process does not exist, or this system has no /proc
+        return False
+    return fields[_STATE] == b"Z" and int(fields[_PARENT]) != os.getpid()
 
 
 def start_methods() -> list[str]:
@@ -213,7 +229,7 @@ if hasattr(os, "register_at_fork"):
 
 _PAUSE = 2e-3
 """Seconds between two checks. A check of two workers takes 40 us."""
-_STATE, _PROCESSOR = 0, 36  # fields of /proc/PID/stat after the name
+_STATE, _PARENT, _PROCESSOR = 0, 1, 36  # indices in the result of `_status`
 
 
 class CpuBalancer:
@@ -249,7 +265,7 @@ class CpuBalancer:
 
     def _spread(self, pids: Sequence[int]) -> None:
         awake = {pid: core for pid in pids if (core := _core_if_awake(pid)) is not None}
-        own_core = _core_if_awake(os.getpid())
+        own_core = _core_if_awake(threading.get_native_id())  # not of the main thread, which may sleep
         num_runnable = int(_read("/proc/loadavg").split()[3].partition(b"/")[0])  # in the whole system
         if own_core is None or num_runnable > len(awake) + 1:  # another process needs a core
             return
@@ -268,9 +284,14 @@ class CpuBalancer:
 
 
 def _core_if_awake(pid: int) -> int | None:
-    """Return the core on which a process runs or waits to run; ``None`` if the process sleeps."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    """Return the core on which a process or thread runs or waits to run; ``None`` if it sleeps."""
+    fields = _status(pid)
     return int(fields[_PROCESSOR]) if fields[_STATE] == b"R" else None
+
+
+def _status(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat after the name."""
+    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
 def _read(path: str) -> bytes:

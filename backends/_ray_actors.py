@@ -195,8 +195,6 @@ class ActorHandle:
             workers that the actor hands over to the caller.
     """
 
-    exitcode = None  # Ray does not report exit codes
-
     def __init__(self, handle: Any, cluster: Cluster) -> None:
         self.handle = handle
         self.cluster = cluster
@@ -241,6 +239,9 @@ class ActorHandle:
 
         if self.cluster.is_connected:
             ray.wait([self._serving], timeout=timeout)
+
+    def await_exitcode(self) -> None:
+        """Return ``None``, because Ray does not report exit codes."""
 
     def terminate(self) -> None:
         import ray

@@ -48,11 +48,13 @@ class ThreadChannel(InProcessChannel):
     def _serve(self) -> None:
         while (command := self._commands.get()) is not None:
             self._replies.append(copy_values(self.host.execute(command)))
-            self._answered.put(None)
+            if self._answered.empty():  # otherwise, the caller has yet to look for replies, and will find this one too
+                self._answered.put(None)
             for bell in self._bells:
                 with contextlib.suppress(OSError):  # the socket is full or closed
                     bell.send(b"\0")
         self.host.close()
+        self.host.detach()
 
     def send(self, packed: Command) -> None:  # noqa: D102 (see Channel)
         self._commands.put(packed)
@@ -61,14 +63,18 @@ class ThreadChannel(InProcessChannel):
         self._layout = batch.layout
         super().attach(batch)
 
+    def stop(self) -> None:
+        """Make the thread end after its current command."""
+        self._commands.put(None)
+
     def kill(self) -> None:
-        """Make the thread end after its current command. Python cannot kill a thread.
+        """Call `stop`, because Python cannot kill a thread.
 
         The host gets a new batch that nothing reads, so that the results of the current command have no effect.
         """
         if self._layout is not None:
             self.host.attach(Batch.private(self._layout))
-        self._commands.put(None)
+        self.stop()
 
 
 class ThreadBackend(InProcessBackend):
@@ -127,10 +133,12 @@ class ThreadBackend(InProcessBackend):
         deadline = time.monotonic() + timeout
         started = list(self._started)
         for channel in started:
-            channel.kill()
+            channel.stop()
         for channel in started:
             if channel.thread.ident is not None:
                 channel.thread.join(max(0.0, deadline - time.monotonic()))
+                if channel.thread.is_alive():
+                    channel.kill()
         if self._ringing is not None:
             self._ringing.close()
             self._ringing = None

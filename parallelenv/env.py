@@ -510,6 +510,8 @@ class ParallelEnv:
 
         Raises:
             ResetNeededError, EnvBusyError, ActionError, WorkerDiedError: See `step`; nothing was sent.
+            WorkerTimeoutError: If an action is too large to be sent to a busy worker, and the worker is busy for longer
+                than the ``timeout`` of the `ParallelEnv`; nothing was sent.
         """
         self._engine.submit_step(action, self._engine.ids(id), separately=True)
 

@@ -321,6 +321,25 @@ def test_set_weights_that_ctrl_c_or_a_timeout_ends_are_set_later(
     assert collectors.collect()[1]["version"].tolist() == [2, 2]
 
 
+class Weighing(Pondering):
+    """Its actions are the size of its weights."""
+
+    def set_weights(self, weights: bytes) -> None:
+        super().set_weights(len(weights))
+
+
+@in_modes(PROCESSES)
+def test_weights_that_are_too_large_for_a_busy_worker_are_set_later(make_set: MakeSet, tmp_path: Path) -> None:
+    collectors = make_set(partial(Weighing, deed=partial(wait, tmp_path)), few, 4, timeout=1.0)
+    for weights in (b"x", b"x" * 100_000):  # the second message does not fit into the pipe
+        with pytest.raises(WorkerTimeoutError, match=r"^collector 1 did not answer within 1\.0 s\. The next call of"):
+            collectors.set_weights(weights)
+    (tmp_path / "go").touch()
+    data, info = collectors.collect()
+    assert (data.actions == 100_000).all()
+    assert info["version"].tolist() == [2, 2]
+
+
 # ---------------------------------------------------------------- streams
 
 

@@ -17,11 +17,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
-from fragile import GO_ON, RAISE, WAIT, Fragile, TwoArguments, fragile, interrupt, when_begun
+from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, TwoArguments, fragile, interrupt, when_begun
 from gymnasium.error import ResetNeeded
-from modes import IN_CALLER, IN_WORKERS, ORACLE, in_modes
+from modes import IN_CALLER, IN_WORKERS, LOCAL, ORACLE, PROCESSES, in_modes
 
 from parallelenv import ParallelEnv
+from parallelenv.contract import interrupts
 from parallelenv.errors import (
     ClosedError,
     EnvContractError,
@@ -29,7 +30,11 @@ from parallelenv.errors import (
     InvalidEnvError,
     UnpicklableError,
     UsageError,
+    WorkerDiedError,
+    WorkerTimeoutError,
 )
+
+LARGE = b"x" * 100_000  # does not fit into a pipe
 
 
 @pytest.fixture
@@ -164,6 +169,65 @@ def test_object_that_fails_to_unpickle_affects_only_its_env_and_call(make_env: M
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 1, 1]
 
 
+class Looped(Fragile):
+    def give(self) -> Any:
+        loop: list[Any] = [threading.Lock()]
+        loop.insert(0, {"loop": loop})
+        return loop
+
+
+@in_modes(*LOCAL)
+def test_result_that_contains_itself_and_a_lock_is_refused(make_env: MakeEnv) -> None:
+    env = make_env([partial(Looped, number) for number in range(2)], timeout=20.0)
+    with pytest.raises(UnpicklableError, match="The result contains a (lock|dict)"):
+        env.customized_method("give", id=1)
+    with pytest.raises(UnpicklableError, match="of type (lock|dict), cannot be copied"):
+        env.customized_method("give", {"loop": Looped(0).give()}, id=1)
+    assert env.customized_method("pid", id=1)
+
+
+@in_modes(PROCESSES)
+def test_large_argument_for_a_worker_that_hangs_is_not_sent(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=2, timeout=0.5)
+    env.reset()
+    with pytest.raises(WorkerTimeoutError):
+        env.step([WAIT, GO_ON, GO_ON, GO_ON])
+    with pytest.raises(WorkerTimeoutError, match="envs 0, 1 did not answer within 0.5 s"):
+        env.set_env_attr("weights", LARGE)
+    assert env.get_env_attr("weights", id=[2, 3]) == [None] * 2
+    (tmp_path / "go").touch()
+    env.set_env_attr("weights", LARGE)
+    assert env.get_env_attr("weights") == [LARGE] * 4
+    assert env.recv(4).states[:, 1].tolist() == [1] * 4
+
+
+@in_modes(PROCESSES)
+def test_ctrl_c_ends_the_wait_for_a_worker_that_needs_a_large_argument(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=2)
+    env.reset()
+
+    def send_both() -> None:
+        env.send([WAIT, GO_ON, GO_ON, GO_ON])
+        env.set_env_attr("weights", LARGE)
+
+    with when_begun(tmp_path, 0, interrupt), pytest.raises(KeyboardInterrupt):
+        send_both()
+    (tmp_path / "go").touch()
+    assert env.recv(4).states[:, 1].tolist() == [1] * 4
+    assert env.get_env_attr("weights") == [None] * 4
+
+
+@in_modes(PROCESSES)
+def test_worker_that_dies_before_it_gets_a_large_argument_is_reported(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=2)
+    env.reset()
+    env.send([EXIT], id=[0])
+    with pytest.raises(WorkerDiedError, match="exit code is 7") as caught:
+        env.set_env_attr("weights", LARGE)
+    assert caught.value.env_ids == (0, 1)
+    assert env.get_env_attr("weights", id=[2, 3]) == [LARGE] * 2
+
+
 class Holding(Exception):
     """An exception that does not pickle."""
 
@@ -197,6 +261,13 @@ def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
         assert seen == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_sigint_handler_of_a_program_that_embeds_python_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_get_handler", lambda number: None)  # Python does not know such a handler
+    before = signal.getsignal(signal.SIGINT)
+    with interrupts.DeferSigint():
+        assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_restart_of_a_healthy_env_rebuilds_only_that_env(env: ParallelEnv) -> None:

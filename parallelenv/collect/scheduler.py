@@ -222,11 +222,14 @@ class Scheduler:
             behind = [rank for rank in ranks if self.members[rank].settings.get(subject) is not broadcast]
             if not behind:
                 continue
-            ticket, late = self._pool.submit("call", behind, None, broadcast), None
+            ticket = late = None
             try:
+                ticket = self._pool.submit("call", behind, None, broadcast)
                 self._pool.wait(ticket, self._pool.timeout)
             except WorkerTimeoutError as error:
                 late = _late(error)
+                if ticket is None:  # workers are still busy with an earlier call, so nothing was sent
+                    raise late from None
             for rank in behind:
                 if rank not in ticket.failures:  # a late collector applies the setting before anything sent later
                     self.members[rank].settings[subject] = broadcast

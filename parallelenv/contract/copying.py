@@ -198,10 +198,11 @@ def cannot_travel(value: object, error: Exception) -> UnpicklableError:
     return failure
 
 
-def _unpicklable_part(value: object) -> object:
+def _unpicklable_part(value: object, outer: frozenset[int] = frozenset()) -> object:
+    outer |= {id(value)}  # a container may contain itself
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    culprit = next((part for part in parts if not pickles(part)), None)
-    return value if culprit is None else _unpicklable_part(culprit)
+    culprit = next((part for part in parts if id(part) not in outer and not pickles(part)), None)
+    return value if culprit is None else _unpicklable_part(culprit, outer)
 
 
 class Broadcast:

@@ -12,7 +12,8 @@ import signal
 import threading
 
 # `signal.signal` takes 3 us per call, mostly for enum conversions; the C function that it wraps takes 0.25 us.
-from _signal import signal as _set_handler  # type: ignore[import-not-found]
+from _signal import getsignal as _get_handler  # type: ignore[import-not-found]
+from _signal import signal as _set_handler
 from typing import Any
 
 _INTERRUPT = int(signal.SIGINT)
@@ -21,14 +22,15 @@ _INTERRUPT = int(signal.SIGINT)
 class DeferSigint:
     """A context manager that delays SIGINT until the end of the block. It is not reentrant.
 
-    Outside the main thread it does nothing, because Python runs signal handlers only in the main thread. At the end of
-    the block, the previous handler is restored, and handles the delayed interrupt, if there was one.
+    Outside the main thread it does nothing, because Python runs signal handlers only in the main thread. It also does
+    nothing if a program that embeds Python has set the handler, because Python could not restore that handler. At the
+    end of the block, the previous handler is restored, and handles the delayed interrupt, if there was one.
     """
 
     def __init__(self) -> None:
         self._noted = False
         self._previous: Any = None
-        self._main = threading.main_thread().ident
+        self._main = None if _get_handler(_INTERRUPT) is None else threading.main_thread().ident
         self._handler = self._note  # bound once, to save look-ups
 
     def __enter__(self) -> None:
@@ -41,7 +43,7 @@ class DeferSigint:
         self._noted = True
 
     def __exit__(self, *error: object) -> None:
-        if self._previous is None:  # another thread, or a handler that was not set from Python
+        if self._previous is None:  # nothing was done
             return
         _set_handler(_INTERRUPT, self._previous)
         if self._noted:

@@ -26,8 +26,8 @@ class MessageChannel(ABC):
         items: Positions, in the user's list, of the items that the host owns.
         env_ids: Ids of the host's envs; equal to ``items`` unless the list contains vector envs.
         inbox: Messages that were read before `receive` was called; if there are any, `receive` returns at once.
-        safe_bytes: Size of the largest message that can be sent while the host is sending a reply that the caller is
-            not reading. The default is the capacity of a pipe.
+        safe_bytes: Size of the largest message that can be sent to a host that is busy, or is sending a reply that the
+            caller is not reading. The default is the capacity of a pipe.
     """
 
     in_caller = False
@@ -77,14 +77,14 @@ class MessageChannel(ABC):
             if command.env_ids in self._latest_subsets:  # used twice, as when two halves of the envs take turns
                 self.name_subset(command.env_ids)
             self._latest_subsets.append(command.env_ids)
-        return codec.encode_command(command, self.env_ids, self._subsets)
+        message = codec.encode_command(command, self.env_ids, self._subsets)
+        # If both ends sent more than the transport holds, they would wait for each other forever.
+        if self._num_unread and message.frames and message.nbytes > self.safe_bytes:
+            command.needs_idle_host = True
+        return message
 
     def send(self, packed: Any) -> None:  # noqa: D102
         try:
-            # If both ends sent more than the transport holds, they would wait for each other forever.
-            if self._num_unread and packed.frames and packed.nbytes > self.safe_bytes:
-                while self._num_unread:
-                    self.inbox.append(self.read_message())
             self.send_message(packed)
         except (EOFError, OSError) as error:
             raise HostDied from error

@@ -56,6 +56,8 @@ class Command:
     #: Whether a step resets the envs for which the latest step set a flag in the batch; ``begins`` is then ignored.
     begins_ended: bool = False
     rows: Rows | None = None  #: Action rows of the envs, filled in by a channel whose host does not share the batch.
+    #: Whether the host must reply to all earlier commands before this one is sent; set by `Channel.pack`.
+    needs_idle_host: bool = False
 
     @property
     def is_plain_step(self) -> bool:
@@ -233,7 +235,8 @@ class Channel(Protocol):
         """Return a command in the form in which `send` takes it.
 
         The commands for all hosts are packed before the first one is sent, so if an argument cannot be copied
-        (`UnpicklableError`), no host is affected.
+        (`UnpicklableError`), no host is affected. If `send` could block because the host is busy, this method sets
+        `Command.needs_idle_host`.
         """
 
     def send(self, packed: Any) -> None:

@@ -163,6 +163,8 @@ class WorkerHandle:
 
 Shard = tuple[WorkerHandle, tuple[int, ...], Any]
 """A host, ids of some of its envs, and their positions among all envs of the call, as a slice or a list."""
+_Packed = tuple[WorkerHandle, Command, Any]
+"""A host, a command for it, and the command in the form that `Channel.pack` returns."""
 
 
 def spread(factories: Sequence[EnvFactory], num_workers: int, spec: WorkerSpec) -> list[WorkerSpec]:
@@ -359,6 +361,8 @@ class Pool:
             WorkerDiedError: If a worker of the envs is known to be dead and the operation is not ``build``; nothing has
                 been sent.
             UnpicklableError: If an argument cannot be copied; nothing has been sent.
+            WorkerTimeoutError: If an argument is so large that it can be sent only to idle hosts, and the hosts do not
+                finish their pending commands within the pool's timeout; nothing has been sent.
         """
         self.enter_planned()
         self.groups.refuse_cut(operation, env_ids, each, common)
@@ -368,18 +372,20 @@ class Pool:
         if failed:
             ticket.failures.update(failed)
             positions = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
-            env_ids = [env_ids[position] for position in positions]
+            env_ids = items_at(env_ids, positions)
             each = None if each is None else items_at(each, positions)
         if self.dead and operation != "build":
             self.refuse_dead(env_ids)
-        packed = []
+        packed, needs_idle_hosts = [], False
         for worker, part, positions in self._split(env_ids):
             arguments = None if each is None else items_at(each, positions)
-            command = Command(self.number, operation, part, arguments, common, autoreset)
+            to_begin = tuple(env_id for env_id in part if env_id in begins) if begins else ()
+            command = Command(self.number, operation, part, arguments, common, autoreset, to_begin)
             self.number += 1
-            if begins:
-                command.begins = tuple(env_id for env_id in part if env_id in begins)
             packed.append((worker, command, worker.channel.pack(command)))
+            needs_idle_hosts |= command.needs_idle_host
+        if needs_idle_hosts:  # wait now, because Ctrl-C could not interrupt a wait in the block below
+            packed = self._await_idle_hosts(packed, ticket)
         with self.shield:  # sends all commands, or none if interrupted before `announce` is called
             for _, command, _ in packed:
                 ticket.pending[command.number] = command.env_ids
@@ -393,6 +399,15 @@ class Pool:
             if self._flush is not None:
                 self._flush()
         return ticket
+
+    def _await_idle_hosts(self, packed: list[_Packed], ticket: Ticket) -> list[_Packed]:
+        """Wait until those hosts of a call that must be idle have no pending command.
+
+        Return the commands for the hosts that are still alive. The other commands fail.
+        """
+        self._await_idle([worker for worker, command, _ in packed if command.needs_idle_host])
+        ticket.failures = {**self.death_failures(ticket.sent_to), **ticket.failures}
+        return [one for one in packed if one[0].death is None]
 
     def prepare_step(
         self, env_ids: Sequence[int], *, autoreset: bool, begins_ended: bool
@@ -675,6 +690,17 @@ class Pool:
         while any(worker.pending for worker in workers) and self.pump(deadline):
             pass
 
+    def _await_idle(self, workers: Sequence[WorkerHandle]) -> None:
+        """Wait until these hosts have finished their pending commands.
+
+        Raises:
+            WorkerTimeoutError: If that takes longer than the pool's timeout.
+        """
+        self._let_finish(workers)
+        busy = [env_id for worker in workers if worker.pending for env_id in worker.env_ids]
+        if busy:
+            raise self.late(busy, self.timeout, "attach")
+
     def _replace(self, worker: WorkerHandle) -> None:
         """Start a new host in place of one that is dead or busy.
 
@@ -712,10 +738,7 @@ class Pool:
                 been changed.
         """
         self.enter_planned()
-        self._let_finish(self._workers)
-        busy = [env_id for worker in self._workers if worker.pending for env_id in worker.env_ids]
-        if busy:
-            raise self.late(busy, self.timeout, "attach")
+        self._await_idle(self._workers)
         self.attach(layout)
 
     # ---------------------------------------------------------------- closing

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,14 @@ def test_balancer_moves_a_worker_off_a_shared_core(
     machine = Machine(monkeypatch, cores, **options)
     CpuBalancer(caller_steps).balance([1, 2])
     assert machine.moves == [move for pid, core in moved.items() for move in ((pid, {core}), (pid, {0, 1, 2}))]
+
+
+def test_balancer_looks_at_the_thread_that_steps_and_not_at_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor(1) as other:
+        stepper = other.submit(threading.get_native_id).result()
+        machine = Machine(monkeypatch, {**TOGETHER, CALLER: "S0", stepper: "R0"})
+        other.submit(CpuBalancer(caller_steps=False).balance, [1, 2]).result()
+    assert machine.moves == [(2, {0}), (2, {0, 1, 2})]
 
 
 @pytest.mark.parametrize("what", ["sched_setaffinity", LOADAVG])

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from scripts import start
 
 from parallelenv import ParallelEnv
 from parallelenv.autotune import doctor
+from parallelenv.errors import WorkerDiedError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each worker imports by itself")
 NUM_WORKERS = 3
@@ -272,6 +274,27 @@ def test_killed_workers_and_fork_servers_are_replaced_and_other_workers_keep_run
         run(package.env())
         assert env.step([0, 0]).dones.tolist() == [False] * 2
     assert len(package.imported_in()) == 2
+
+
+def test_death_of_a_worker_and_close_do_not_wait_for_a_busy_server(make_package: MakePackage) -> None:
+    package = make_package()
+    with ParallelEnv([package.env()] * 2, "subproc", num_cpus=2) as env:
+        env.reset()
+        pid = env.customized_method("evaluate", {"text": "os.getpid()"})[0]
+        (server,) = package.imported_in()
+        wake = threading.Timer(30.0, os.kill, (server, signal.SIGCONT))
+        wake.start()
+        os.kill(server, signal.SIGSTOP)  # like an import, this prevents the server from noticing that workers end
+        try:
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(WorkerDiedError, match="How it exited is not known"):
+                env.reset()
+            env.close()
+            assert wake.is_alive()
+        finally:
+            os.kill(server, signal.SIGCONT)
+            wake.cancel()
+            wake.join()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork

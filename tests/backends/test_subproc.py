@@ -209,6 +209,14 @@ def test_worker_reaped_elsewhere_is_reported_as_dead() -> None:
     children._children.discard(process)
 
 
+def test_exit_code_255_is_reported() -> None:
+    with (
+        ParallelEnv([Witness], "subproc") as env,
+        pytest.raises(WorkerDiedError, match="Its exit code is 255"),
+    ):
+        ask(env, partial(os._exit, 255))
+
+
 def test_close_leaks_nothing_if_fork_server_reports_exit_late(monkeypatch: pytest.MonkeyPatch) -> None:
     with ParallelEnv([Witness], "subproc", num_cpus=1, start_method="forkserver"):
         pass  # the fork server runs from now on

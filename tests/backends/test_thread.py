@@ -1,0 +1,59 @@
+"""Tests of worker threads."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fragile import GO_ON, WAIT, fragile
+
+from parallelenv import ParallelEnv
+from parallelenv.backends.thread import ThreadBackend
+from parallelenv.contract.batch import Batch
+from parallelenv.contract.env_specs import make_factories
+from parallelenv.contract.protocol import Command, WorkerSpec
+from parallelenv.errors import WorkerTimeoutError
+from parallelenv.testing.envs import Counter
+
+
+def test_replies_that_arrive_before_the_caller_waits_leave_nothing_behind() -> None:
+    backend = ThreadBackend()
+    (channel,) = backend.launch([WorkerSpec((0,), make_factories([Counter]))])
+    waited: Any = channel
+    for number in range(1, 10):
+        channel.send(channel.pack(Command(number, "build", (0,))))
+        while not waited.advance():
+            pass
+        assert backend.wait([channel], None) == [channel]
+        assert channel.receive().number == number
+    backend.close([channel], 10.0)
+    assert backend._answered.qsize() == 1
+
+
+def test_close_of_idle_threads_frees_the_batch_and_allocates_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with ParallelEnv(fragile(tmp_path), "thread", num_cpus=2) as env:
+        env.reset()
+        batch = weakref.ref(env.engine.pool.batch)
+        monkeypatch.setattr(Batch, "private", None)
+    gc.collect()
+    assert batch() is None
+    assert env.closed
+
+
+def test_step_that_ends_after_close_does_not_change_results(tmp_path: Path) -> None:
+    with ParallelEnv(fragile(tmp_path), "thread", "continue", num_cpus=2, timeout=0.2, copy=False) as env:
+        env.reset()
+        states = env.step([GO_ON] * 4).states
+        threads = [worker.channel.thread for worker in env.engine.pool._workers]  # type: ignore[attr-defined]
+        with pytest.raises(WorkerTimeoutError):
+            env.step([WAIT] * 4)
+        env.close(0.1)
+        (tmp_path / "go").touch()
+        for thread in threads:
+            thread.join()
+        assert states[:, 1].tolist() == [1] * 4
