@@ -306,6 +306,22 @@ def test_evaluation_plays_whole_episodes_deterministically(mode: str, make_colle
     assert collector.collect()[0].states[0, 0, 1] == 2  # collecting continues where it was
 
 
+def test_evaluation_keeps_the_recurrent_state_of_a_torch_module() -> None:
+    torch: Any = pytest.importorskip("torch")
+    counted: list[float] = []
+
+    class Counting(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, states: Any, rnn_state: Any, done: Any, *, deterministic: bool = False) -> Any:
+            assert deterministic
+            count = np.zeros(len(states)) if rnn_state is None else np.where(done, 0, rnn_state)
+            counted.extend(count)
+            return zeros(states), count + 1, None
+
+    with Collector(Counting, make_one, num_steps=3, make_test_envs=partial(ParallelEnv, counts(3))) as collector:
+        collector.evaluate(2)
+    assert counted == [0, 1, 2, 0, 1, 2]
+
+
 # ---------------------------------------------------------------- failures
 
 

@@ -120,11 +120,13 @@ class PolicyRunner:
 
 
 def policy_parameters(policy: Any) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a policy or, if it is a torch module, of its ``forward``."""
+    """Return the parameters of a policy or, if it is a torch module or a `functools.partial` of one, of ``forward``."""
     try:
         parameters = inspect.signature(policy).parameters
-        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and hasattr(policy, "forward"):
-            return inspect.signature(policy.forward).parameters  # a torch module's __call__ accepts anything
+        call = functools.partial(policy)  # if the policy is a partial, this is a copy of it
+        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and hasattr(call.func, "forward"):
+            # The `__call__` of a torch module accepts anything.
+            return inspect.signature(functools.partial(call.func.forward, *call.args, **call.keywords)).parameters
     except (TypeError, ValueError):  # a builtin without a signature
         return {}
     return parameters
