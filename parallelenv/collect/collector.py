@@ -36,7 +36,7 @@ from parallelenv.errors import (
 )
 from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.rollout import Rollout, count_episodes
-from parallelenv.rollouts.running_rollout import LocalRollouts
+from parallelenv.rollouts.running_rollout import local_rollout
 from parallelenv.worker.rollout_recorder import policy_parameters
 
 
@@ -463,6 +463,7 @@ class Collector(CollectorBase):
             num_steps or self._next_steps, lambda _: is_over is not None and is_over(), progress
         )
         ended = count_episodes(data, self._open_episodes, data.env_ids)
+        self._needs_reset = False
         num_samples = int(data.valid.sum())
         self.history.note(ended.returns, self.version, num_samples, seconds)
         return data, {
@@ -482,10 +483,9 @@ class Collector(CollectorBase):
             if self._needs_reset:
                 env.reset()
                 self._rnn_state = None
-            self._needs_reset = True  # stays set if anything below fails
-            data = LocalRollouts(env.engine).run(self._policy, num_steps, self._rnn_state, progress, is_over)
-        self._needs_reset, self._next_steps = False, self._num_steps
-        self._rnn_state = deep_copy(data.rnn_state)
+            self._needs_reset = True  # until the caller has noted these steps
+            data = local_rollout(env.engine, self._policy, num_steps, self._rnn_state, progress, is_over)
+        self._next_steps, self._rnn_state = self._num_steps, deep_copy(data.rnn_state)
         return data, time.perf_counter() - began
 
     @single_threaded

@@ -112,6 +112,8 @@ class CollectorEnv(Collector):
                 part.data = replace(made, **kept)  # drops the trailing steps that no env made
                 put(error, "partial", None)  # otherwise the steps would be sent twice
             part.failure = Failure(error, self._rank, "collect")
+        else:
+            self._needs_reset = False
         if self._compresses:
             part.pack()
         return part, 0.0, False, {}
