@@ -494,8 +494,9 @@ class Collector(CollectorBase):
 
         Args:
             num_episodes: Number of episodes of all test envs together.
-            seed: Seed of the first episodes. ``None`` means a seed derived from the collector's seed. The derived seed
-                is the same in every call, so that versions of a policy are compared on the same episodes.
+            seed: Env i gets ``seed + rank * num_test_envs + i`` for its first episode. ``None`` means a seed derived
+                from the collector's seed. The derived seed is the same in every call, so that versions of a policy are
+                compared on the same episodes.
             progress: Whether to show a progress bar. See `collect`.
 
         Raises:
@@ -508,12 +509,12 @@ class Collector(CollectorBase):
             raise ArgumentError(
                 "evaluate() was called, but there are no test envs. Give make_test_envs, or replace('test_envs', make)."
             )
-        seed = self._test_seed if seed is None else seed
-        policy = self._policy
+        env, policy, seed = self._envs["test_envs"], self._policy, check_base_seed(seed)
+        seed = self._test_seed if seed is None else seed + self._rank * len(env)
         if "deterministic" in policy_parameters(policy):
             policy = functools.partial(policy, deterministic=True)
         with _with_collector_hints("test_envs"):
-            evaluation = self._envs["test_envs"].run_episodes(policy, num_episodes, seed=seed, progress=progress)
+            evaluation = env.run_episodes(policy, num_episodes, seed=seed, progress=progress)
         self.history.note(evaluation.returns, self.version, is_test=True)
         return evaluation
 

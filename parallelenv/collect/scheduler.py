@@ -118,6 +118,20 @@ class CollectorEnv(Collector):
             part.pack()
         return part, 0.0, False, {}
 
+    def evaluate(self, *arguments: Any, **named: Any) -> Any:
+        """Return the evaluation, and the number of test envs."""
+        return super().evaluate(*arguments, **named), len(self._envs["test_envs"])
+
+    def replace(self, component: str, make: Callable[..., object], version: int | None = None) -> Any:
+        """Replace a component, and return the number of envs.
+
+        ``version`` is given with a new policy: this collector may not have loaded the weights of that version, which
+        were for the former policy.
+        """
+        super().replace(component, make)
+        self.version = self.version if version is None else version
+        return self.num_envs
+
     close = Collector.stop
 
 
@@ -140,7 +154,7 @@ Subject = tuple[str, str]
 class Member:
     """The caller's record of a collector."""
 
-    num_envs: int
+    num_envs: int  # the latest known number
     rows: Array  # rows of its envs in `Scheduler._running`
     pace: float = 16 / _SLICE  # latest steps per second; while unknown, a slice has 16 steps
     request: CollectRequest | None = None  # in progress
@@ -199,15 +213,16 @@ class Scheduler:
         Busy collectors run the method before their next request, and replacements before their first one. If a
         collector has not yet run an earlier call that changes the same setting (see `Subject`), it runs only the new
         one. After Ctrl-C or `WorkerTimeoutError`, the new call still takes effect. After any other error, the former
-        settings and policy version are restored.
+        settings and policy version are valid again: collectors that have run the new call run the former one before
+        their next request. If there is no former call, they keep the new setting.
         """
-        broadcast = Broadcast(method, *arguments)
         before = self._settings, self.version
         subject = method, "" if method == "set_weights" else arguments[0]
-        is_new_policy = subject == ("replace", "policy")  # weights and attributes for the former policy are outdated
         kept = {key: one for key, one in self._settings.items() if key != subject}
-        kept = {key: one for key, one in kept.items() if key[0] == "replace" or not is_new_policy}
-        self._settings = {**kept, subject: broadcast}
+        if subject == ("replace", "policy"):  # weights and attributes for the former policy are outdated
+            kept = {key: one for key, one in kept.items() if key[0] == "replace"}
+            arguments = *arguments, self.version
+        self._settings = {**kept, subject: Broadcast(method, *arguments)}
         if method == "set_weights":
             self.version = arguments[1]
         try:
@@ -230,8 +245,10 @@ class Scheduler:
             except WorkerTimeoutError as error:
                 late = _late(error)
             for rank in behind:
+                member = self.members[rank]
                 if rank not in ticket.failures:  # a late collector applies the setting before anything sent later
-                    self.members[rank].settings[subject] = broadcast
+                    member.settings[subject] = broadcast
+                member.num_envs = ticket.values.get(rank, member.num_envs)  # `replace` returns it
             refused = [failure for _, failure in sorted(ticket.failures.items()) if not failure.is_of_worker]
             if refused:
                 self._settings.pop(subject)  # otherwise this setting would make every later request fail
@@ -319,17 +336,18 @@ class Scheduler:
             if request is not None and are_lost:
                 self._lost_samples += request.num_steps * member.num_envs
 
-    def evaluate(self, shares: Mapping[int, Mapping[str, int | None]]) -> list[Evaluation]:
-        """Wait until all requests are done, then call `Collector.evaluate` in the collectors in ``shares``.
+    def evaluate(self, shares: Mapping[int, int], seed: int | None) -> list[tuple[Evaluation, int]]:
+        """Wait until all requests are done, then run each collector's share of episodes, given by rank.
 
-        If a collector dies, its replacement is called with the same arguments.
+        If a collector dies, its replacement is called with the same arguments. The result has the value of
+        `CollectorEnv.evaluate` for each collector.
         """
         while self.busy:
             self.receive()
-        answers: dict[int, Evaluation] = {}
+        answers: dict[int, tuple[Evaluation, int]] = {}
         while left := [rank for rank in shares if rank not in answers]:
             self._catch_up(left)
-            calls = [MethodCall("evaluate", (), {**shares[rank], "progress": False}) for rank in left]
+            calls = [MethodCall("evaluate", (shares[rank],), {"seed": seed, "progress": False}) for rank in left]
             try:
                 ticket = self._pool.ask("call", left, calls, raises=False)
             except WorkerTimeoutError as error:
