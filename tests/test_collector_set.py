@@ -599,21 +599,25 @@ def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_
         assert data.states[:, 1, 1].tolist() == list(range(40))
 
 
-def test_interrupt_as_soon_as_requests_are_sent_loses_nothing(
-    make_set: MakeSet, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["send", "recv"])
+def test_interrupt_between_a_message_and_its_record_loses_nothing(
+    make_set: MakeSet, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    collectors = make_set(Net, few, 40)
-    send = collectors._scheduler.env.send
+    collectors = make_set(Net, partial(few, (1000, 1000)), 40)
+    call = getattr(collectors._scheduler.env, name)
 
-    def sent(*arguments: Any) -> None:
-        send(*arguments)
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        found = call(*arguments, **named)
         monkeypatch.undo()
         interrupt()
+        return found
 
-    monkeypatch.setattr(collectors._scheduler.env, "send", sent)
+    monkeypatch.setattr(collectors._scheduler.env, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
         collectors.collect()
-    assert collectors.collect()[1]["num_steps"].tolist() == [40, 40]
+    data, info = collectors.collect()
+    assert (info["num_steps"].tolist(), info["lost_samples"]) == ([40, 40], 0)
+    assert data.states[:, 2, 1].tolist() == list(range(40))
 
 
 @in_modes(*IN_BACKGROUND)

@@ -21,6 +21,7 @@ from parallelenv.contract.failures import Failure, add_note, put, raise_failures
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.rollout_data import map_leaves
+from parallelenv.engine.engine import HEARTBEAT
 from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.engine.recovery import Budget
 from parallelenv.errors import ArgumentError, EnvInterruptedError, WorkerTimeoutError
@@ -158,14 +159,14 @@ class Member:
     rows: Array  # rows of its envs in `Scheduler._running`
     pace: float = 16 / _SLICE  # latest steps per second; while unknown, a slice has 16 steps
     request: CollectRequest | None = None  # in progress
-    parts: list[tuple[Part, Rollout]] = field(default_factory=list)  # steps received but not yet taken
+    parts: list[Part] = field(default_factory=list)  # received but not yet taken; each has at least one step
     settings: dict[Subject, Broadcast] = field(default_factory=dict)  # the settings that it has applied, by subject
     is_new: bool = False  # True for a replacement that has not been reset yet
     rested: float = 0.0  # time at which its latest request was done
 
     def history(self) -> list[Rollout]:
         """Return the rollouts not taken yet. Stop before the first one that cannot be joined with those before it."""
-        steps = [data for _, data in self.parts]
+        steps = [part.data for part in self.parts if part.data is not None]
         return list(itertools.takewhile(lambda data: can_follow(steps[0], data), steps))
 
 
@@ -266,7 +267,7 @@ class Scheduler:
         """Run collectors until enough of them have reached their goals. Each collector makes at least one step."""
         seconds = _SLICE if is_over is None and enough == len(goals) else _QUICK_SLICE
         while True:
-            made = [sum(len(data) for _, data in member.parts) for member in self.members]
+            made = [sum(len(part.data or ()) for part in member.parts) for member in self.members]
             left = [goal - num_steps for goal, num_steps in zip(goals, made, strict=True)]
             is_enough = sum(one <= 0 for one in left) >= enough or (is_over is not None and is_over())
             chosen = [rank for rank in self.idle if left[rank] > 0 and not (is_enough and made[rank])]
@@ -295,18 +296,11 @@ class Scheduler:
         num_steps = 0
         while self.busy:
             try:
-                batch = self.env.recv(1, 1, align="batch")
+                rank, part = self._receive_part()
             except BaseException as error:  # noqa: BLE001 (raised again, unless handled)
                 self._handle(error)
                 return num_steps
-            rank, part = int(batch.env_ids[0]), batch[0][0]
-            self._rest([rank])
-            member, data = self.members[rank], part.unpack()
-            member.num_envs = part.num_envs
-            if data:
-                member.parts.append((part, data))
-                member.pace = len(data) / part.seconds if part.seconds else member.pace
-                num_steps += len(data)
+            num_steps += len(part.data or ())
             if part.failure is not None:
                 raised = with_note(part.failure)
                 add_note(raised, f"It was raised in collector {rank}, which is an env of its set.")
@@ -314,6 +308,22 @@ class Scheduler:
             if not self.env.engine.table.arrived:
                 break
         return num_steps
+
+    def _receive_part(self) -> tuple[int, Part]:
+        """Wait until a collector has replied; store its steps, and return its rank and the part."""
+        engine, start = self.env.engine, time.monotonic()
+        while not engine.poll(1, None, start):
+            self._pool.pump(time.monotonic() + HEARTBEAT)
+        with DeferSigint():  # otherwise an interrupt after `recv` loses the steps
+            batch = self.env.recv(1, 1, align="batch")  # does not wait
+            rank, part = int(batch.env_ids[0]), batch[0][0]
+            self._rest([rank])
+            member, data = self.members[rank], part.unpack()
+            member.num_envs = part.num_envs
+            if data:
+                member.parts.append(part)
+                member.pace = len(data) / part.seconds if part.seconds else member.pace
+        return rank, part
 
     def _handle(self, error: BaseException) -> None:
         """Make collectors that died or were interrupted usable again; raise ``error`` if it has another cause."""
@@ -413,7 +423,7 @@ class Scheduler:
             member, num_envs = self.members[rank], len(history[0].env_ids) if history else 0
             if history and len(member.rows) != num_envs:  # the number of envs has changed
                 member.rows = self._new_rows(num_envs)
-            taken.append([part for part, _ in member.parts[: len(history)]])
+            taken.append(member.parts[: len(history)])
             del member.parts[: len(history)]
         rows = np.concatenate([self.members[rank].rows for rank in found])
         ended = count_episodes(data, self._running, rows)
