@@ -170,7 +170,8 @@ class CollectorSet(CollectorBase):
         Yields:
             ``data, info`` of one collector, as `Collector.collect` returns them. ``info`` also has ``collector``, the
             index of the collector; ``staleness``, as in `collect` but an int; ``lost_samples``, as in `collect` but
-            counted since the last yield; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``.
+            counted since the last yield; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``. ``seconds``
+            is the time since the last yield.
 
         Raises:
             The same errors as `collect`.
