@@ -159,6 +159,11 @@ def test_stream_loses_no_result_if_the_policy_raises(env: ParallelEnv) -> None:
     assert not hasattr(refused.value, "partial")  # nothing was received before
 
 
+def test_stream_refuses_the_tuple_that_policies_of_rollouts_return(env: ParallelEnv) -> None:
+    with pytest.raises(ActionError, match=r"returned a tuple \(actions, None, extras\), as for rollout\(\)"):
+        list(env.stream(lambda states: (ones(states), None, {})))
+
+
 def test_stream_ends_when_the_env_is_closed(env: ParallelEnv) -> None:
     for turn, _ in enumerate(env.stream(ones)):
         if turn == 3:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,11 +18,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from fragile import EXIT, GO_ON, RAISE, WAIT, fragile
+from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, fragile
 from modes import IN_BACKGROUND, IN_WORKERS, MODES, ON_RAY, ORACLE, THREADS, in_modes
 from test_rollout import POLICIES, Scripted, counts, partial_of, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv
+from parallelenv.collect import collector as collector_module
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
@@ -30,6 +33,7 @@ from parallelenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
+from parallelenv.rollouts import running_rollout
 from parallelenv.testing.contract import KINDS, assert_same
 from parallelenv.testing.envs import InfoEnv
 
@@ -306,6 +310,22 @@ def test_evaluation_plays_whole_episodes_deterministically(mode: str, make_colle
     assert collector.collect()[0].states[0, 0, 1] == 2  # collecting continues where it was
 
 
+def test_evaluation_keeps_the_recurrent_state_of_a_torch_module() -> None:
+    torch: Any = pytest.importorskip("torch")
+    counted: list[float] = []
+
+    class Counting(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, states: Any, rnn_state: Any, done: Any, *, deterministic: bool = False) -> Any:
+            assert deterministic
+            count = np.zeros(len(states)) if rnn_state is None else np.where(done, 0, rnn_state)
+            counted.extend(count)
+            return zeros(states), count + 1, None
+
+    with Collector(Counting, make_one, num_steps=3, make_test_envs=partial(ParallelEnv, counts(3))) as collector:
+        collector.evaluate(2)
+    assert counted == [0, 1, 2, 0, 1, 2]
+
+
 # ---------------------------------------------------------------- failures
 
 
@@ -343,6 +363,94 @@ def test_dead_worker_is_replaced_with_on_failure_restart(make_collector: MakeCol
     assert data.truncated.T.tolist() == [[False, True, False, False], [False] * 4]
     assert isinstance(data.infos[1, 0]["failure"], WorkerDiedError)
     assert info["episode_lengths"].tolist() == [2]
+
+
+class Told(Fragile):
+    """Its states are texts, which no array contains."""
+
+    observation_space: Any = gym.spaces.Text(9, charset="0123456789 ")
+
+    def _state(self) -> Any:
+        return f"{self.number} {self.steps}"
+
+
+def go_on(states: Any) -> Any:
+    return np.full(len(states), GO_ON)
+
+
+@pytest.mark.parametrize(
+    ("mode", "deed"),
+    [*((mode, RAISE) for mode in MODES), *((mode, EXIT) for mode in IN_WORKERS)],
+    indirect=["mode"],
+)
+def test_policy_gets_the_first_state_of_a_restarted_env(
+    make_collector: MakeCollector, deed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_rollout, "_GROWTH", 1)  # chunks have one step: a failed env rests until the next chunk
+    calls = itertools.count()
+
+    def act(states: Any) -> Any:
+        return np.array([deed if next(calls) == 2 else GO_ON, GO_ON])
+
+    collector = make_collector(act, [partial(Told, 0), partial(Told, 1)], 5, {"on_failure": "restart"})
+    data, info = collector.collect()
+    assert data.states[:, 0].tolist() == ["0 0", "0 1", "0 2", "0 0", "0 1"]
+    assert data.states[:, 1].tolist() == [f"1 {step}" for step in range(5)]
+    assert (data.final_states, data.ended_states.tolist()) == (("0 2", "1 5"), ["0 2"])
+    assert info["episode_lengths"].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_cpus", "is_noticed"), [(Told, 2, True), (Told, 2, False), (Fragile, 2, True), (Fragile, 1, True)]
+)
+@in_modes(*IN_WORKERS)
+def test_worker_that_died_before_a_collection_is_replaced(
+    make_collector: MakeCollector, kind: Any, num_cpus: int, is_noticed: bool
+) -> None:
+    options = {"on_failure": "restart", "num_cpus": num_cpus}
+    collector = make_collector(go_on, [partial(kind, 0), partial(kind, 1)], 3, options)
+    collector.collect()
+    env = collector._envs["envs"]
+    os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
+    if is_noticed:
+        with pytest.raises(WorkerDiedError):
+            env.get_env_attr("steps", id=[0])
+        stopped, info = collector.collect(listen_to=[lambda: True])
+        assert (stopped.valid.tolist(), info["num_samples"]) == ([[False] * 2], 0)
+        assert stopped.truncated[0].tolist() == [True, num_cpus == 1]
+        assert len(stopped.ended_states) == len(info["episode_lengths"]) == 3 - num_cpus
+    data, info = collector.collect()
+    assert data.valid.T.tolist() == [[is_noticed, True, True], [True] * 3]
+    assert data.truncated.T.tolist() == [[not is_noticed, False, False], [False] * 3]
+    assert info["episode_lengths"].tolist() == ([] if is_noticed else [4])
+    states = data.states[data.valid[:, 0], 0].tolist()
+    assert states == (["0 0", "0 1", "0 2"] if kind is Told else [[0, 0], [0, 1], [0, 2]])[: len(states)]
+
+
+@in_modes(*IN_WORKERS)
+def test_paused_env_whose_worker_died_does_not_disturb_a_collection(make_collector: MakeCollector) -> None:
+    collector = make_collector(go_on, [partial(Told, 0), partial(Told, 1)], 3)
+    collector.collect()
+    env = collector._envs["envs"]
+    os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        env.get_env_attr("steps", id=[0])
+    env.pause(0)
+    assert collector.collect()[0].states.tolist() == [["1 3"], ["1 4"], ["1 5"]]
+
+
+def test_interrupt_after_the_last_step_starts_new_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with here(zeros, counts(9), 5) as collector:
+        monkeypatch.setattr(collector_module, "count_episodes", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            collector.collect()
+        data, info = collector.collect(9)
+    assert data.starts.all()
+    assert info["episode_lengths"].tolist() == [9]
 
 
 def test_error_of_the_policy_has_earlier_steps_in_partial(make_collector: MakeCollector) -> None:

@@ -266,8 +266,8 @@ def test_set_weights_reaches_all_collectors_and_counts_versions(make_set: MakeSe
     assert (data.actions == 0).all()
     assert (data.extras["noise"] == 0).all()
     collectors.replace("envs", partial(few, (3, 3, 3)))
-    assert collectors.collect()[0].states.shape == (4, 6, 2)
     assert collectors.num_envs == 6
+    assert collectors.collect()[0].states.shape == (4, 6, 2)
 
 
 def test_refused_weights_and_settings_change_nothing(make_set: MakeSet) -> None:
@@ -290,6 +290,17 @@ def test_weights_that_a_busy_collector_refuses_raise_once() -> None:
         with pytest.raises(LookupError, match="no such weights"):
             collectors.collect(8)
         assert collectors.collect(8)[1]["num_samples"] == 16
+
+
+def test_new_policy_has_the_version_of_weights_that_a_busy_collector_did_not_load() -> None:
+    with CollectorSet(1, Net, few, num_steps=4, para_mode=ORACLE) as collectors:
+        next(collectors.stream())  # the collector has its next request already
+        collectors.set_weights(3)
+        collectors.replace("policy", Net)
+        assert collectors.collect(8)[1]["version"].tolist() == [0]
+        data, info = collectors.collect()
+    assert (info["version"].tolist(), info["staleness"].tolist()) == ([1], [0])
+    assert (data.actions == 0).all()
 
 
 class Pondering(Net):
@@ -481,6 +492,20 @@ def test_idle_collector_that_dies_is_replaced(make_set: MakeSet) -> None:
 
 
 @in_modes(*IN_WORKERS)
+def test_replacement_collector_with_a_replaced_policy_has_the_current_version(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 20, weights=3)
+    collectors.set_weights(4)
+    collectors.replace("policy", Net)
+    data, info = collectors.collect()
+    os.kill(int(data.extras["pid"][0, 2]), signal.SIGKILL)
+    for _ in range(3):  # the death may be noticed after the next command was sent
+        data, info = collectors.collect()
+        assert (info["version"].tolist(), info["staleness"].tolist()) == ([1, 1], [0, 0])
+        assert (data.actions == 0).all()
+    assert collectors.num_replaced == 1
+
+
+@in_modes(*IN_WORKERS)
 def test_replacement_collector_gets_a_different_seed(make_set: MakeSet, tmp_path: Path) -> None:
     make_policy = partial(Net, at=18, deed=partial(die_once, tmp_path))
     collectors = make_set(make_policy, lambda: ParallelEnv([zoo.Counter], ORACLE, "restart"), 16, seed=1)
@@ -593,21 +618,25 @@ def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_
         assert data.states[:, 1, 1].tolist() == list(range(40))
 
 
-def test_interrupt_as_soon_as_requests_are_sent_loses_nothing(
-    make_set: MakeSet, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["send", "recv"])
+def test_interrupt_between_a_message_and_its_record_loses_nothing(
+    make_set: MakeSet, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    collectors = make_set(Net, few, 40)
-    send = collectors._scheduler.env.send
+    collectors = make_set(Net, partial(few, (1000, 1000)), 40)
+    call = getattr(collectors._scheduler.env, name)
 
-    def sent(*arguments: Any) -> None:
-        send(*arguments)
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        found = call(*arguments, **named)
         monkeypatch.undo()
         interrupt()
+        return found
 
-    monkeypatch.setattr(collectors._scheduler.env, "send", sent)
+    monkeypatch.setattr(collectors._scheduler.env, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
         collectors.collect()
-    assert collectors.collect()[1]["num_steps"].tolist() == [40, 40]
+    data, info = collectors.collect()
+    assert (info["num_steps"].tolist(), info["lost_samples"]) == ([40, 40], 0)
+    assert data.states[:, 2, 1].tolist() == list(range(40))
 
 
 @in_modes(*IN_BACKGROUND)
@@ -645,6 +674,7 @@ def test_evaluation_is_shared_by_all_collectors(make_set: MakeSet) -> None:
     found = collectors.evaluate(5)
     assert found.lengths.tolist() == [4, 4, 7, 4, 7]
     assert found.env_ids.tolist() == [0, 0, 1, 2, 3]
+    assert collectors.evaluate(2).env_ids.tolist() == [0, 2]
     assert_same(found.returns, collectors.evaluate(5).returns)
     assert found.returns[0] != found.returns[3]
     assert len(collectors.evaluate(1)) == 1
@@ -658,6 +688,14 @@ def test_evaluation_is_shared_by_all_collectors(make_set: MakeSet) -> None:
     with pytest.raises(ArgumentError, match="there are no test envs") as caught:
         make_set(Net, few, 4).evaluate(2)
     assert caught.value.__notes__[-1] == "The envs of a CollectorSet are its collectors."
+
+
+def test_evaluation_with_a_seed_equals_that_of_one_collector_with_all_envs(make_set: MakeSet) -> None:
+    envs = KINDS["array"]()[:4]
+    collectors = make_set(Net, few, weights=2, make_test_envs=partial(own_envs, envs))
+    tests = partial(ParallelEnv, envs, ORACLE)
+    with Collector(Net, few, num_steps=4, weights=2, make_test_envs=tests) as single:
+        assert_same(vars(single.evaluate(8, seed=3)), vars(collectors.evaluate(8, seed=3)))
 
 
 def test_factory_can_be_pickled_and_creates_sets() -> None:

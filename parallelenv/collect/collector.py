@@ -36,7 +36,7 @@ from parallelenv.errors import (
 )
 from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.rollout import Rollout, count_episodes
-from parallelenv.rollouts.running_rollout import LocalRollouts
+from parallelenv.rollouts.running_rollout import local_rollout
 from parallelenv.worker.rollout_recorder import policy_parameters
 
 
@@ -463,6 +463,7 @@ class Collector(CollectorBase):
             num_steps or self._next_steps, lambda _: is_over is not None and is_over(), progress
         )
         ended = count_episodes(data, self._open_episodes, data.env_ids)
+        self._needs_reset = False
         num_samples = int(data.valid.sum())
         self.history.note(ended.returns, self.version, num_samples, seconds)
         return data, {
@@ -482,10 +483,9 @@ class Collector(CollectorBase):
             if self._needs_reset:
                 env.reset()
                 self._rnn_state = None
-            self._needs_reset = True  # stays set if anything below fails
-            data = LocalRollouts(env.engine).run(self._policy, num_steps, self._rnn_state, progress, is_over)
-        self._needs_reset, self._next_steps = False, self._num_steps
-        self._rnn_state = deep_copy(data.rnn_state)
+            self._needs_reset = True  # until the caller has noted these steps
+            data = local_rollout(env.engine, self._policy, num_steps, self._rnn_state, progress, is_over)
+        self._next_steps, self._rnn_state = self._num_steps, deep_copy(data.rnn_state)
         return data, time.perf_counter() - began
 
     @single_threaded
@@ -494,8 +494,9 @@ class Collector(CollectorBase):
 
         Args:
             num_episodes: Number of episodes of all test envs together.
-            seed: Seed of the first episodes. ``None`` means a seed derived from the collector's seed. The derived seed
-                is the same in every call, so that versions of a policy are compared on the same episodes.
+            seed: Env i gets ``seed + rank * num_test_envs + i`` for its first episode. ``None`` means a seed derived
+                from the collector's seed. The derived seed is the same in every call, so that versions of a policy are
+                compared on the same episodes.
             progress: Whether to show a progress bar. See `collect`.
 
         Raises:
@@ -508,12 +509,12 @@ class Collector(CollectorBase):
             raise ArgumentError(
                 "evaluate() was called, but there are no test envs. Give make_test_envs, or replace('test_envs', make)."
             )
-        seed = self._test_seed if seed is None else seed
-        policy = self._policy
+        env, policy, seed = self._envs["test_envs"], self._policy, check_base_seed(seed)
+        seed = self._test_seed if seed is None else seed + self._rank * len(env)
         if "deterministic" in policy_parameters(policy):
             policy = functools.partial(policy, deterministic=True)
         with _with_collector_hints("test_envs"):
-            evaluation = self._envs["test_envs"].run_episodes(policy, num_episodes, seed=seed, progress=progress)
+            evaluation = env.run_episodes(policy, num_episodes, seed=seed, progress=progress)
         self.history.note(evaluation.returns, self.version, is_test=True)
         return evaluation
 

@@ -170,7 +170,8 @@ class CollectorSet(CollectorBase):
         Yields:
             ``data, info`` of one collector, as `Collector.collect` returns them. ``info`` also has ``collector``, the
             index of the collector; ``staleness``, as in `collect` but an int; ``lost_samples``, as in `collect` but
-            counted since the last yield; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``.
+            counted since the last yield; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``. ``seconds``
+            is the time since the last yield.
 
         Raises:
             The same errors as `collect`.
@@ -239,12 +240,11 @@ class CollectorSet(CollectorBase):
         Args:
             num_episodes: Number of episodes of all collectors together. If the episodes do not divide evenly, each of
                 the first collectors runs one more.
-            seed: Seed of the first collector. See `Collector.evaluate`. The second collector gets ``seed + 1``, and so
-                on.
+            seed: See `Collector.evaluate`.
 
         Returns:
             The episodes of the first collector, then those of the second, and so on. Test envs are numbered in the same
-            order.
+            order, including those that run no episode.
 
         Raises:
             ArgumentError: If there are no test envs, or an argument has an invalid value.
@@ -256,14 +256,9 @@ class CollectorSet(CollectorBase):
         check_positive("num_episodes", num_episodes)
         seed = check_base_seed(seed)
         shares = RolloutLength(None, num_episodes).shares(range(len(self)))
-        found = self._scheduler.evaluate(
-            {
-                rank: {"num_episodes": share, "seed": None if seed is None else seed + rank}
-                for rank, share in shares.items()
-                if share
-            }
+        evaluation = join_evaluations(
+            self._scheduler.evaluate({rank: share for rank, share in shares.items() if share}, seed)
         )
-        evaluation = join_evaluations(found)
         self.history.note(evaluation.returns, self.version, is_test=True)
         return evaluation
 

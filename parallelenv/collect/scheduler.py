@@ -21,6 +21,7 @@ from parallelenv.contract.failures import Failure, add_note, put, raise_failures
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.rollout_data import map_leaves
+from parallelenv.engine.engine import HEARTBEAT
 from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.engine.recovery import Budget
 from parallelenv.errors import ArgumentError, EnvInterruptedError, WorkerTimeoutError
@@ -112,9 +113,25 @@ class CollectorEnv(Collector):
                 part.data = replace(made, **kept)  # drops the trailing steps that no env made
                 put(error, "partial", None)  # otherwise the steps would be sent twice
             part.failure = Failure(error, self._rank, "collect")
+        else:
+            self._needs_reset = False
         if self._compresses:
             part.pack()
         return part, 0.0, False, {}
+
+    def evaluate(self, *arguments: Any, **named: Any) -> Any:
+        """Return the evaluation, and the number of test envs."""
+        return super().evaluate(*arguments, **named), len(self._envs["test_envs"])
+
+    def replace(self, component: str, make: Callable[..., object], version: int | None = None) -> Any:
+        """Replace a component, and return the number of envs.
+
+        ``version`` is given with a new policy: this collector may not have loaded the weights of that version, which
+        were for the former policy.
+        """
+        super().replace(component, make)
+        self.version = self.version if version is None else version
+        return self.num_envs
 
     close = Collector.stop
 
@@ -138,18 +155,18 @@ Subject = tuple[str, str]
 class Member:
     """The caller's record of a collector."""
 
-    num_envs: int
+    num_envs: int  # the latest known number
     rows: Array  # rows of its envs in `Scheduler._running`
     pace: float = 16 / _SLICE  # latest steps per second; while unknown, a slice has 16 steps
     request: CollectRequest | None = None  # in progress
-    parts: list[tuple[Part, Rollout]] = field(default_factory=list)  # steps received but not yet taken
+    parts: list[Part] = field(default_factory=list)  # received but not yet taken; each has at least one step
     settings: dict[Subject, Broadcast] = field(default_factory=dict)  # the settings that it has applied, by subject
     is_new: bool = False  # True for a replacement that has not been reset yet
     rested: float = 0.0  # time at which its latest request was done
 
     def history(self) -> list[Rollout]:
         """Return the rollouts not taken yet. Stop before the first one that cannot be joined with those before it."""
-        steps = [data for _, data in self.parts]
+        steps = [part.data for part in self.parts if part.data is not None]
         return list(itertools.takewhile(lambda data: can_follow(steps[0], data), steps))
 
 
@@ -197,15 +214,16 @@ class Scheduler:
         Busy collectors run the method before their next request, and replacements before their first one. If a
         collector has not yet run an earlier call that changes the same setting (see `Subject`), it runs only the new
         one. After Ctrl-C or `WorkerTimeoutError`, the new call still takes effect. After any other error, the former
-        settings and policy version are restored.
+        settings and policy version are valid again: collectors that have run the new call run the former one before
+        their next request. If there is no former call, they keep the new setting.
         """
-        broadcast = Broadcast(method, *arguments)
         before = self._settings, self.version
         subject = method, "" if method == "set_weights" else arguments[0]
-        is_new_policy = subject == ("replace", "policy")  # weights and attributes for the former policy are outdated
         kept = {key: one for key, one in self._settings.items() if key != subject}
-        kept = {key: one for key, one in kept.items() if key[0] == "replace" or not is_new_policy}
-        self._settings = {**kept, subject: broadcast}
+        if subject == ("replace", "policy"):  # weights and attributes for the former policy are outdated
+            kept = {key: one for key, one in kept.items() if key[0] == "replace"}
+            arguments = *arguments, self.version
+        self._settings = {**kept, subject: Broadcast(method, *arguments)}
         if method == "set_weights":
             self.version = arguments[1]
         try:
@@ -231,8 +249,10 @@ class Scheduler:
                 if ticket is None:  # workers are still busy with an earlier call, so nothing was sent
                     raise late from None
             for rank in behind:
+                member = self.members[rank]
                 if rank not in ticket.failures:  # a late collector applies the setting before anything sent later
-                    self.members[rank].settings[subject] = broadcast
+                    member.settings[subject] = broadcast
+                member.num_envs = ticket.values.get(rank, member.num_envs)  # `replace` returns it
             refused = [failure for _, failure in sorted(ticket.failures.items()) if not failure.is_of_worker]
             if refused:
                 self._settings.pop(subject)  # otherwise this setting would make every later request fail
@@ -250,7 +270,7 @@ class Scheduler:
         """Run collectors until enough of them have reached their goals. Each collector makes at least one step."""
         seconds = _SLICE if is_over is None and enough == len(goals) else _QUICK_SLICE
         while True:
-            made = [sum(len(data) for _, data in member.parts) for member in self.members]
+            made = [sum(len(part.data or ()) for part in member.parts) for member in self.members]
             left = [goal - num_steps for goal, num_steps in zip(goals, made, strict=True)]
             is_enough = sum(one <= 0 for one in left) >= enough or (is_over is not None and is_over())
             chosen = [rank for rank in self.idle if left[rank] > 0 and not (is_enough and made[rank])]
@@ -279,18 +299,11 @@ class Scheduler:
         num_steps = 0
         while self.busy:
             try:
-                batch = self.env.recv(1, 1, align="batch")
+                rank, part = self._receive_part()
             except BaseException as error:  # noqa: BLE001 (raised again, unless handled)
                 self._handle(error)
                 return num_steps
-            rank, part = int(batch.env_ids[0]), batch[0][0]
-            self._rest([rank])
-            member, data = self.members[rank], part.unpack()
-            member.num_envs = part.num_envs
-            if data:
-                member.parts.append((part, data))
-                member.pace = len(data) / part.seconds if part.seconds else member.pace
-                num_steps += len(data)
+            num_steps += len(part.data or ())
             if part.failure is not None:
                 raised = with_note(part.failure)
                 add_note(raised, f"It was raised in collector {rank}, which is an env of its set.")
@@ -298,6 +311,22 @@ class Scheduler:
             if not self.env.engine.table.arrived:
                 break
         return num_steps
+
+    def _receive_part(self) -> tuple[int, Part]:
+        """Wait until a collector has replied; store its steps, and return its rank and the part."""
+        engine, start = self.env.engine, time.monotonic()
+        while not engine.poll(1, None, start):
+            self._pool.pump(time.monotonic() + HEARTBEAT)
+        with DeferSigint():  # otherwise an interrupt after `recv` loses the steps
+            batch = self.env.recv(1, 1, align="batch")  # does not wait
+            rank, part = int(batch.env_ids[0]), batch[0][0]
+            self._rest([rank])
+            member, data = self.members[rank], part.unpack()
+            member.num_envs = part.num_envs
+            if data:
+                member.parts.append(part)
+                member.pace = len(data) / part.seconds if part.seconds else member.pace
+        return rank, part
 
     def _handle(self, error: BaseException) -> None:
         """Make collectors that died or were interrupted usable again; raise ``error`` if it has another cause."""
@@ -320,17 +349,18 @@ class Scheduler:
             if request is not None and are_lost:
                 self._lost_samples += request.num_steps * member.num_envs
 
-    def evaluate(self, shares: Mapping[int, Mapping[str, int | None]]) -> list[Evaluation]:
-        """Wait until all requests are done, then call `Collector.evaluate` in the collectors in ``shares``.
+    def evaluate(self, shares: Mapping[int, int], seed: int | None) -> list[tuple[Evaluation, int]]:
+        """Wait until all requests are done, then run each collector's share of episodes, given by rank.
 
-        If a collector dies, its replacement is called with the same arguments.
+        If a collector dies, its replacement is called with the same arguments. The result has the value of
+        `CollectorEnv.evaluate` for each collector.
         """
         while self.busy:
             self.receive()
-        answers: dict[int, Evaluation] = {}
+        answers: dict[int, tuple[Evaluation, int]] = {}
         while left := [rank for rank in shares if rank not in answers]:
             self._catch_up(left)
-            calls = [MethodCall("evaluate", (), {**shares[rank], "progress": False}) for rank in left]
+            calls = [MethodCall("evaluate", (shares[rank],), {"seed": seed, "progress": False}) for rank in left]
             try:
                 ticket = self._pool.ask("call", left, calls, raises=False)
             except WorkerTimeoutError as error:
@@ -396,7 +426,7 @@ class Scheduler:
             member, num_envs = self.members[rank], len(history[0].env_ids) if history else 0
             if history and len(member.rows) != num_envs:  # the number of envs has changed
                 member.rows = self._new_rows(num_envs)
-            taken.append([part for part, _ in member.parts[: len(history)]])
+            taken.append(member.parts[: len(history)])
             del member.parts[: len(history)]
         rows = np.concatenate([self.members[rank].rows for rank in found])
         ended = count_episodes(data, self._running, rows)

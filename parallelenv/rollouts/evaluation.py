@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -168,12 +169,14 @@ class EpisodeRunner:
         )
 
 
-def join_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
-    """Return the episodes of all parts, in the order of the parts. The envs of later parts get new, higher ids."""
-    env_ids, offset = [], 0
-    for part in parts:
-        env_ids.append(part.env_ids + offset)
-        offset += int(part.env_ids.max(initial=-1)) + 1
+def join_evaluations(parts: Sequence[tuple[Evaluation, int]]) -> Evaluation:
+    """Return the episodes of all parts, in the order of the parts.
+
+    Each part comes with the number of its envs. The envs of all parts are numbered in the order of the parts.
+    """
+    evaluations, sizes = zip(*parts, strict=True)
+    offsets = itertools.accumulate(sizes[:-1], initial=0)
     names = ("returns", "lengths", "terminated", "truncated", "infos")
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    joined = {name: np.concatenate([getattr(one, name) for one in evaluations]) for name in names}
+    env_ids = [one.env_ids + offset for one, offset in zip(evaluations, offsets, strict=True)]
     return Evaluation(**joined, env_ids=np.concatenate(env_ids))

@@ -42,8 +42,9 @@ from parallelenv.progress import open_bar
 class Rollout:
     """The steps of many envs. The first axis of the arrays is time; the second is the env, ordered as in ``env_ids``.
 
-    Entries where `valid` is False are zero, or ``None`` in object arrays. The exception is the first step that an env
-    lost in a failure: its state is kept, and it counts as truncated. Later calls never modify the arrays.
+    Entries where `valid` is False are zero, or ``None`` in object arrays other than `rewards`. The exception is a step
+    in which an env failed: its state is kept and, if known, its action and extras; if the env was restarted, the step
+    counts as truncated. Later calls never modify the arrays.
 
     Attributes:
         states: Inputs of the policy, ``(num_steps, num_envs, *shape)``, nested like the observation space. Parts

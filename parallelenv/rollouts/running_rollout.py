@@ -1,4 +1,4 @@
-"""Rollouts: workers make many steps, in chunks, and this module joins the chunks."""
+"""Makes rollouts in chunks of many steps. The policy acts in the workers or, for a collector, in the caller."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RunningRollout:
         self._builder = RolloutBuilder(self._pool.batch, env_ids, memory)
         # If states have leaves that are not in the batch, all envs take part in the first chunk, even those that are
         # not stepped, because only the hosts have these leaves.
-        self._asks_all = any(array is None for array in self._pool.batch.states)
+        self._asks_all = None in self._pool.layout.state_fields
         self._hosts_have_policy = False
         self._num_made = self._chunk_size = 0
         self._seconds_per_step = 0.0  # of the slowest host; 0: not measured
@@ -89,6 +89,10 @@ class RunningRollout:
         what = f"The policy, a {type(self._policy).__name__},"
         way_out = "Let it hold plain data, and create other objects at its first call."
         return pickled((self._policy, memory), what, way_out)
+
+    def _note_restarted(self, restarted: Mapping[int, tuple[Failure, Extra]]) -> None:
+        """Prepare the next chunk after restarts of envs; see `Recovery.restart_failed` for ``restarted``."""
+        self._unsent_policy = self._prepare(None) if restarted else None  # new hosts have no policy
 
     def _shares(self, living: Sequence[int]) -> dict[int, int | None]:
         """Return how many episodes each env should finish: 0 if it is not stepped, ``None`` for any number."""
@@ -204,7 +208,7 @@ class RunningRollout:
         restarted: dict[int, tuple[Failure, Extra]] = {}
         if left and self._recovery is not None:
             restarted, left = self._recovery.restart_failed(left)
-            self._unsent_policy = self._prepare(None) if restarted else None
+            self._note_restarted(restarted)
             self._recovery.forget(restarted)
         if replaced := {env_id: failure for env_id, failure in lost.items() if env_id in restarted}:
             chunks.append(_invalid_chunk(asked, before, replaced, self._pool.batch))
@@ -305,28 +309,22 @@ def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: An
     return [values.get(env_id) for env_id in env_ids]
 
 
-class LocalRollouts:
-    """Makes rollouts with policies that are called in this process instead of being copied to the workers."""
+@single_threaded_in("rollout")
+def local_rollout(
+    engine: Engine,
+    policy: Policy,
+    num_steps: int,
+    rnn_state: Any,
+    shows_progress: bool,
+    is_over: Callable[[int], bool],
+) -> Rollout:
+    """Make a rollout of all envs that are not paused, with a policy that is called here instead of in the workers.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._guard = engine.guard
-
-    @single_threaded_in("rollout")
-    def run(
-        self,
-        policy: Policy,
-        num_steps: int,
-        rnn_state: Any,
-        shows_progress: bool,
-        is_over: Callable[[int], bool],
-    ) -> Rollout:
-        """Make a rollout of all envs that are not paused. See `ParallelEnv.rollout` for arguments and errors.
-
-        When ``is_over`` (see `HostRollout`) returns ``True``, the rollout ends with the steps made so far.
-        """
-        engine, goal = self._engine, RolloutLength.of(num_steps, None)
-        return _RunningLocalRollout(engine, policy, engine.ids(None), goal, rnn_state, is_over).run(shows_progress)
+    See `ParallelEnv.rollout` for arguments and errors. When ``is_over`` (see `HostRollout`) returns ``True``, the
+    rollout ends with the steps made so far.
+    """
+    goal = RolloutLength.of(num_steps, None)
+    return _RunningLocalRollout(engine, policy, engine.ids(None), goal, rnn_state, is_over).run(shows_progress)
 
 
 class _RunningLocalRollout(RunningRollout):
@@ -346,22 +344,28 @@ class _RunningLocalRollout(RunningRollout):
         self._rollout = HostRollout(0, self._runner, is_over)
         # Use a lone host directly: a step of 8 CartPoles and a small network took 184 us with the pool and 166 us
         # without it.
-        self._source: StepSource = (engine.recovery is None and engine.pool.lone_host) or _LocalSteps(engine)
+        self._source: StepSource = (engine.recovery is None and engine.pool.lone_host) or _LocalSteps(engine, env_ids)
 
     def _prepare(self, memory: RecurrentState | None) -> None:
         self._runner = PolicyRunner(self._policy, memory, self._pool.layout)
 
+    def _note_restarted(self, restarted: Mapping[int, tuple[Failure, Extra]]) -> None:
+        self._source.writer.keep_loose({env_id: begun for env_id, (_, begun) in restarted.items()})
+
     def _send(self, asked: Sequence[int], failed: Mapping[int, Failure]) -> Ticket:
-        shares = [self._episodes_left[env_id] for env_id in asked]
-        self._table.require_reset([env_id for env_id, share in zip(asked, shares, strict=True) if share != 0])
-        chunk = self._rollout.play(
-            self._source, Command(0, "rollout", tuple(asked), shares, self._request(self._chunk_size))
-        )
-        self._chunk_size = chunk.num_steps
+        ticket, size = Ticket("rollout", tuple(asked)), self._chunk_size
+        ticket.failures.update(failed)
+        self._runner.forget(tuple(failed))
+        self._chunk_size = min(1, len(failed))  # an env that has failed before the chunk loses one step
+        env_ids = tuple(env_id for env_id in asked if env_id not in failed)
+        if env_ids:
+            shares = [self._episodes_left[env_id] for env_id in env_ids]
+            self._table.require_reset([env_id for env_id, share in zip(env_ids, shares, strict=True) if share != 0])
+            chunk = self._rollout.play(self._source, Command(0, "rollout", env_ids, shares, self._request(size)))
+            ticket.values[env_ids[0]] = chunk
+            self._chunk_size = max(self._chunk_size, chunk.num_steps)
         if self._rollout.has_stopped:
             self._is_over, self._num_steps = True, self._num_made + self._chunk_size
-        ticket = Ticket("rollout", tuple(asked))
-        ticket.values[asked[0]] = chunk
         return ticket
 
 
@@ -370,23 +374,20 @@ class _LocalSteps:
 
     in_caller = True
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, env_ids: Sequence[int]) -> None:
         self._pool, self._recovery = engine.pool, engine.recovery
         self.writer = RowWriter(engine.pool.batch)
-        if any(array is None for array in engine.pool.batch.states):
-            self._note_loose(engine.pool.ask("manage", engine.pool.env_ids, None, "loose_leaves").values)
-
-    def _note_loose(self, values: Mapping[int, Extra]) -> None:
-        for env_id, extra in values.items():
-            if extra.loose is not None:
-                self.writer.loose[env_id - self.writer.first] = extra.loose
+        if self.writer.has_loose:
+            living = [env_id for env_id in env_ids if env_id not in self._pool.dead]
+            raises = self._recovery is None  # otherwise, envs whose workers have died are restarted later
+            self.writer.keep_loose(self._pool.ask("manage", living, None, "loose_leaves", raises=raises).values)
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
         """Step envs through the pool, in any mode. An env that is late, or whose worker died, counts as failed."""
         failed = NO_FAILURES if self._recovery is None else self._recovery.failures_before(env_ids)
         ticket = self._pool.submit("step", env_ids, each, autoreset=autoreset, failed=failed)
         self._pool.wait_or_give_up(ticket)
-        self._note_loose(ticket.values)
+        self.writer.keep_loose(ticket.values)
         batch = self._pool.batch
         for name, columns in (("info", batch.info_columns), ("reset_info", batch.reset_columns)):
             positions, infos = ((), []) if columns is None else columns.read(batch.rows(env_ids), len(env_ids))

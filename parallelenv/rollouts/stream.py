@@ -15,7 +15,7 @@ from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.failures import put
 from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.engine.thread_guard import single_threaded_in
-from parallelenv.errors import ArgumentError
+from parallelenv.errors import ActionError, ArgumentError
 from parallelenv.results import StepResult
 from parallelenv.worker.rollout_recorder import policy_parameters
 
@@ -90,7 +90,14 @@ class Stream:
         if env_ids:
             states = engine.states_of(env_ids, result)
             known = {"env_ids": np.array(env_ids, dtype=np.int64)} if self._takes_ids else {}
-            engine.submit_step(self._policy(states, **known), env_ids, separately=True)
+            actions = self._policy(states, **known)
+            is_triple = type(actions) is tuple and len(actions) == 3 and actions[1] is None
+            if is_triple and engine.pool.layout.action_space is not None:  # without a space, `None` may be an action
+                raise ActionError(
+                    "The policy returned a tuple (actions, None, extras), as for rollout(), but stream() takes actions "
+                    "alone. Return only the actions."
+                )
+            engine.submit_step(actions, env_ids, separately=True)
         return len(env_ids)
 
     @single_threaded_in("recv")

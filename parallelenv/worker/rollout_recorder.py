@@ -120,11 +120,13 @@ class PolicyRunner:
 
 
 def policy_parameters(policy: Any) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a policy or, if it is a torch module, of its ``forward``."""
+    """Return the parameters of a policy or, if it is a torch module or a `functools.partial` of one, of ``forward``."""
     try:
         parameters = inspect.signature(policy).parameters
-        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and hasattr(policy, "forward"):
-            return inspect.signature(policy.forward).parameters  # a torch module's __call__ accepts anything
+        call = functools.partial(policy)  # if the policy is a partial, this is a copy of it
+        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and hasattr(call.func, "forward"):
+            # The `__call__` of a torch module accepts anything.
+            return inspect.signature(functools.partial(call.func.forward, *call.args, **call.keywords)).parameters
     except (TypeError, ValueError):  # a builtin without a signature
         return {}
     return parameters
@@ -271,7 +273,6 @@ class ChunkRecorder:
         self._since = time.perf_counter()
         self._writer, self._batch = writer, writer.batch
         self._request: RolloutRequest = command.common
-        self._has_loose = any(array is None for array in self._batch.states)
         self.chunk = new_chunk(command.env_ids, self._request.num_steps, self._batch)
         self._ends: list[EpisodeEnds] = []
         self._extras: list[tuple[Index, Extras]] = []  # by step: the columns of the envs, and the extras
@@ -295,7 +296,7 @@ class ChunkRecorder:
         return gather_states(self._batch, self.env_ids, self._rows, loose, copy=True)
 
     def _loose(self, env_ids: Sequence[int]) -> dict[int, list[Any]]:
-        if not self._has_loose:
+        if not self._writer.has_loose:
             return {}
         first, loose = self._writer.first, self._writer.loose
         return {env_id: deep_copy(loose[env_id - first]) for env_id in env_ids if env_id - first in loose}
@@ -348,7 +349,7 @@ class ChunkRecorder:
                 loose = {env_id: reply.values.get(env_id, NOTHING).ended_loose or [] for env_id in env_ids}
             else:
                 loose = self._loose(env_ids)
-            leaves = iter(zip(*loose.values(), strict=True)) if self._has_loose else iter(())
+            leaves = iter(zip(*loose.values(), strict=True)) if self._writer.has_loose else iter(())
             rows = np.array(env_ids, dtype=np.intp) - self._writer.first
             arrays = self._batch.ended_states if autoreset else self._batch.states
             states = [object_array(deep_copy(next(leaves))) if array is None else array[rows] for array in arrays]

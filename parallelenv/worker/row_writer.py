@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from parallelenv.contract.batch import Array, Batch, Index, InfoColumns, InfoForms
 from parallelenv.contract.copying import deep_copy
+from parallelenv.contract.protocol import Extra
 from parallelenv.contract.spaces import State, casts_to, describe_value
 from parallelenv.contract.tensors import as_array
 from parallelenv.errors import EnvContractError
@@ -21,11 +22,16 @@ class RowWriter:
     """A host's access to the rows of a batch.
 
     Attributes:
+        batch: The batch.
         first: Env id of row 0.
+        keeps_types: See `Layout`.
         flat_states: All states, one after another, as a memoryview if each state is a vector; otherwise ``None``. An
             assignment to a slice of the memoryview checks shape and dtype and takes 70 ns; numpy takes 180 ns.
+        cells: By row, the slice of ``flat_states`` that holds the row's state.
         rewards: ``(num_envs,)`` float64, as a memoryview: setting a number takes 18 ns; with numpy, it takes 30 ns.
         infos: The columns for infos of steps. If ``None``, infos are sent to the caller as objects instead.
+        reset_infos: Like ``infos``, for the infos of resets within steps.
+        has_loose: Whether states have loose leaves.
         loose: Loose leaves of the latest states, by row, as the envs returned them. They are kept here for rollouts,
             because no array contains them.
     """
@@ -42,7 +48,7 @@ class RowWriter:
         self.flat_states: Any = _view(single.reshape(-1)) if single is not None and is_vector else None
         self.cells = [slice(row * width, row * width + width) for row in range(layout.num_envs)]
         self.loose: dict[int, list[Any]] = {}
-        self.has_loose = any(array is None for array in batch.states)
+        self.has_loose = None in layout.state_fields
         self._structure, self._single, self._broadcasts = layout.states, single, layout.broadcasts
         self._terminated, self._truncated = _view(batch.terminated), _view(batch.truncated)
         self._flag_bytes = _view(batch.flags.reshape(-1).view(np.uint8))
@@ -54,6 +60,12 @@ class RowWriter:
         pairs = zip(batch.states, batch.ended_states, strict=True) if batch.ended_states else ()
         self._kept = [(array, ended) for array, ended in pairs if array is not None and ended is not None]
         self._flat_ended = _view(self._kept[0][1].reshape(-1)) if is_vector and self._kept else None
+
+    def keep_loose(self, values: Mapping[int, Extra]) -> None:
+        """Store the loose leaves that these results contain, by env id, in ``loose``."""
+        for env_id, extra in values.items():
+            if extra.loose is not None:
+                self.loose[env_id - self.first] = extra.loose
 
     def start_step(self, rows: Index) -> None:
         """Set the flags of these rows to False, and drop their infos."""
