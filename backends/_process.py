@@ -73,8 +73,11 @@ class WorkerProcess:
 
     def join(self, timeout: float = math.inf) -> None:
         deadline = time.monotonic() + timeout
-        # A fork server that is importing a module does not notice that a worker has ended.
-        while self.is_alive() and not _is_foreign_zombie(self.pid) and (left := deadline - time.monotonic()) > 0:
+        while self.is_alive() and (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(OSError):  # the process does not exist, or this system has no /proc
+                fields = _status(self.pid)
+                if fields[_STATE] == b"Z" and int(fields[_PARENT]) != os.getpid():
+                    return  # it has ended, but its fork server, which is importing a module, has not noticed yet
             if connection.wait([self._process.sentinel], min(left, _CHECK_INTERVAL)):
                 with DeferSigint():
                     self._process.join(_CHECK_INTERVAL)
@@ -156,15 +159,6 @@ def process_exists(pid: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_foreign_zombie(pid: int) -> bool:
-    """Return whether a process has ended, but its parent, a different process, has not received its exit code yet."""
-    try:
-        fields = _status(pid)
-    except OSError:  # the process does not exist, or this system has no /proc
-        return False
-    return fields[_STATE] == b"Z" and int(fields[_PARENT]) != os.getpid()
 
 
 def start_methods() -> list[str]:

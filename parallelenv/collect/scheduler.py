@@ -296,37 +296,32 @@ class Scheduler:
         If an env or a policy has raised an exception, this method stores the steps that the collector made before the
         exception, and then raises it.
         """
-        num_steps = 0
+        num_steps, engine = 0, self.env.engine
         while self.busy:
+            start = time.monotonic()
             try:
-                rank, part = self._receive_part()
+                while not engine.poll(1, None, start):
+                    self._pool.pump(time.monotonic() + HEARTBEAT)
+                with DeferSigint():  # otherwise an interrupt after `recv` loses the steps
+                    batch = self.env.recv(1, 1, align="batch")  # does not wait
+                    rank, part = int(batch.env_ids[0]), batch[0][0]
+                    self._rest([rank])
+                    member, data = self.members[rank], part.unpack()
+                    member.num_envs = part.num_envs
+                    if data:
+                        member.parts.append(part)
+                        member.pace = len(data) / part.seconds if part.seconds else member.pace
             except BaseException as error:  # noqa: BLE001 (raised again, unless handled)
                 self._handle(error)
                 return num_steps
-            num_steps += len(part.data or ())
+            num_steps += len(data or ())
             if part.failure is not None:
                 raised = with_note(part.failure)
                 add_note(raised, f"It was raised in collector {rank}, which is an env of its set.")
                 raise raised
-            if not self.env.engine.table.arrived:
+            if not engine.table.arrived:
                 break
         return num_steps
-
-    def _receive_part(self) -> tuple[int, Part]:
-        """Wait until a collector has replied; store its steps, and return its rank and the part."""
-        engine, start = self.env.engine, time.monotonic()
-        while not engine.poll(1, None, start):
-            self._pool.pump(time.monotonic() + HEARTBEAT)
-        with DeferSigint():  # otherwise an interrupt after `recv` loses the steps
-            batch = self.env.recv(1, 1, align="batch")  # does not wait
-            rank, part = int(batch.env_ids[0]), batch[0][0]
-            self._rest([rank])
-            member, data = self.members[rank], part.unpack()
-            member.num_envs = part.num_envs
-            if data:
-                member.parts.append(part)
-                member.pace = len(data) / part.seconds if part.seconds else member.pace
-        return rank, part
 
     def _handle(self, error: BaseException) -> None:
         """Make collectors that died or were interrupted usable again; raise ``error`` if it has another cause."""

@@ -636,7 +636,14 @@ class Host:
             adapted = _adapt(env)
             group = adapted.facts if isinstance(adapted, EnvGroup) else None
             if hasattr(self, "writer") and group != expected:  # with a writer, the env is rebuilt
-                _refuse_change(env, group, expected)
+                sizes = (0 if one is None else one.num_envs for one in (group, expected))
+                found, before = (f"a vector env of {count(size, 'env')}" if size else "a single env" for size in sizes)
+                change = f"as {found} instead of {before}"
+                if found == before:
+                    change = "as another vector env, or with another autoreset mode"
+                raise InvalidEnvError(
+                    f"{type(env).__name__} was rebuilt {change}. An env fn must make the same env each time."
+                )
         except BaseException:
             self._close_env(env)
             raise
@@ -782,15 +789,6 @@ def _extra(info: Any, *others: Any) -> Extra:
 
 def _adapt(env: Env) -> Resettable | EnvGroup:
     return EnvGroup(env) if is_vector_env(env) else env_adapter.adapt(env)
-
-
-def _refuse_change(env: Env, group: GroupFacts | None, expected: GroupFacts | None) -> NoReturn:
-    sizes = (0 if one is None else one.num_envs for one in (group, expected))
-    found, before = (f"a vector env of {count(size, 'env')}" if size else "a single env" for size in sizes)
-    change = f"as {found} instead of {before}"
-    if found == before:
-        change = "as another vector env, or with another autoreset mode"
-    raise InvalidEnvError(f"{type(env).__name__} was rebuilt {change}. An env fn must make the same env each time.")
 
 
 def _not_built(*_: object) -> NoReturn:
