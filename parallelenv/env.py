@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from parallelenv.adapters.sb3 import SB3VecEnv
     from parallelenv.adapters.tianshou import TianshouVectorEnv
     from parallelenv.autotune.recommend import Recommendation
+    from parallelenv.engine.tickets import Ticket
     from parallelenv.notebook.film import Film
     from parallelenv.notebook.profile import Recorder
     from parallelenv.tasks.task_pool import TaskPool
@@ -206,7 +207,7 @@ class ParallelEnv:
             spec=spec,
         )
         self._guard = self._engine.guard
-        self._awaited: Sequence[int] | None = None  # envs of the latest `step_async`
+        self._awaited: Ticket | None = None  # of the latest `step_async`
         self._live.add(self)
         if not keep:
             cell_reruns.register(self)
@@ -475,9 +476,7 @@ class ParallelEnv:
         Raises:
             ResetNeededError, EnvBusyError, ActionError, WorkerDiedError: See `ParallelEnv.step`; nothing was sent.
         """
-        env_ids = self._engine.ids(id)
-        self._engine.submit_step(action, env_ids, separately=True)
-        self._awaited = env_ids
+        self._awaited = self._engine.submit_step(action, self._engine.ids(id), separately=True)
 
     @overload
     def step_wait(self, timeout: float | None = None, align: _Item = "item") -> StepResult: ...
@@ -500,7 +499,7 @@ class ParallelEnv:
         limit = arguments.check_timeout(timeout)
         if self._awaited is None:
             raise NothingInFlightError("step_wait() was called, but no step is in flight. Call step_async() first.")
-        result = self._engine.step_wait(self._awaited, limit, align)
+        result = self._engine.step_wait(self._awaited.env_ids, limit, align, self._awaited)
         self._awaited = None
         return result
 
@@ -1035,11 +1034,13 @@ class ParallelEnv:
             EnvBusyError: If a step is in flight.
             BaseException: Any exception raised by an env's ``get_state``.
         """
-        self._engine.refuse_busy(self._engine.env_ids)
-        checkpoint = self._engine.table.checkpoint()
-        values = self._engine.pool.ask("manage", self._engine.env_ids, None, "save").values
-        envs = tuple(values.get(env_id) for env_id in self._engine.env_ids)
-        return SavedState(envs, checkpoint, dict(self._engine.seeds), self.asynchronous)
+        engine = self._engine
+        engine.refuse_busy(engine.env_ids)
+        unreported = {} if engine.recovery is None else engine.recovery.unreported
+        checkpoint = engine.table.checkpoint(env_id for env_id, (_, begun) in unreported.items() if begun is None)
+        values = engine.pool.ask("manage", engine.env_ids, None, "save").values
+        envs = tuple(values.get(env_id) for env_id in engine.env_ids)
+        return SavedState(envs, checkpoint, dict(engine.seeds), self.asynchronous)
 
     @single_threaded
     def load_state(self, state: SavedState) -> tuple[int, ...]:
@@ -1264,8 +1265,9 @@ class ParallelEnv:
         """Run a policy on the envs and return a film that a notebook can play. No screen is needed.
 
         The envs are reset at the start, and need a reset afterwards. An env whose episode has ended is reset,
-        regardless of ``asynchronous``. All frames are kept in memory until the last step; at the default width, each
-        takes about 0.8 MB. To film the steps of your own loop, use the wrapper `RecordVideo`.
+        regardless of ``asynchronous``, so its next frame shows the first state of the next episode. All frames are kept
+        in memory until the last step; at the default width, each takes about 0.8 MB. To film the steps of your own
+        loop, use the wrapper `RecordVideo`.
 
         Args:
             policy: See `ParallelEnv.run_episodes`.

@@ -189,6 +189,19 @@ def test_stream_works_without_observation_spaces(make_env: MakeEnv) -> None:
     assert steps == 23
 
 
+def test_policy_of_a_stream_may_change_its_states(make_env: MakeEnv) -> None:
+    env = make_env(five_env_fns(Ragged), asynchronous="restart", num_cpus=2)
+    env.send_reset(seed=1)
+
+    def act(states: Any) -> Any:
+        for state in states:
+            state[...] = -1
+        return [1.0] * len(states)
+
+    for _, result in env.stream(act, 10):
+        assert not any(state.size and (state == -1).all() for state in result.states)
+
+
 def test_stream_can_be_restarted_after_an_env_raised(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path), asynchronous="restart", num_cpus=2)
     env.reset()

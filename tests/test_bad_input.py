@@ -22,7 +22,7 @@ from gymnasium.vector import SyncVectorEnv
 from modes import ORACLE, PROCESSES, RAY, THREADS
 
 import parallelenv
-from parallelenv import TERMINATED, ParallelEnv, ParallelEnvError, errors
+from parallelenv import TERMINATED, ParallelEnv, ParallelEnvError, ParallelWrapper, errors
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.errors import (
     AbsentAttributeError,
@@ -524,6 +524,8 @@ def test_unpacking_reset_like_gymnasium_is_refused(make_env: MakeEnv, num_envs: 
             exec(f"def begin(env):\n    {targets} = env.reset(seed=3)\nbegin(env)", {"env": env})
     with pytest.raises(ArgumentError, match=PAIR):
         exec("obs, info = env.reset()", {"env": env})
+    with pytest.raises(ArgumentError, match=PAIR):
+        exec("obs, info = env.reset()", {"env": ParallelWrapper(env)})
     with pytest.raises(ResetNeeded):
         env.step([1] * num_envs)  # nothing was reset
     assert len(env.reset()) == num_envs

@@ -326,6 +326,17 @@ def test_step_wait_does_not_wait_for_other_envs(make_env: MakeEnv, tmp_path: Pat
     assert sorted(env.recv(min_envs=2).env_ids.tolist()) == [0, 2]
 
 
+def test_step_wait_returns_no_result_of_another_call(make_env: MakeEnv) -> None:
+    env = make_env(ENV_FNS)
+    env.reset()
+    for other in (lambda: env.send_reset(1), lambda: (env.recv(min_envs=3), env.send([0, 0, 0]))):
+        env.step_async([0, 0, 0])
+        other()
+        with pytest.raises(NothingInFlightError, match=r"No step of envs .* is in flight"):
+            env.step_wait()
+        env.recv(min_envs=3)
+
+
 def test_step_wait_after_step_async_of_no_envs(make_env: MakeEnv) -> None:
     env = make_env(ENV_FNS)
     env.reset()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from conftest import MakeEnv, require_mode
 from modes import IN_WORKERS, PROCESSES
 
 from parallelenv import ParallelEnv, errors
+from parallelenv.errors import WorkerTimeoutError
 from parallelenv.testing.envs import Counter
 
 QUIET, PRINT = range(2)
@@ -71,6 +73,17 @@ def test_printed_lines_are_prefixed_with_the_env_id(env: ParallelEnv, capsys: py
     with pytest.raises(TypeError):  # despite an error
         env.customized_method("execute", [*({"code": f"print({word!r})"} for word in "abc"), {"text": "d"}])
     assert sorted(capsys.readouterr().out.splitlines()) == ["[env 0] a", "[env 1] b", "[env 2] c"]
+
+
+def test_env_that_prints_all_the_time_is_late_nevertheless(make_env: MakeEnv) -> None:
+    env = make_env(chatty(1), timeout=0.5, output="quiet")
+    env.reset()
+    code = "end = time.monotonic() + 20\nwhile time.monotonic() < end: print('waiting')"
+    began = time.monotonic()
+    with pytest.raises(WorkerTimeoutError):
+        execute(env, 0, code)
+    assert time.monotonic() - began < 15
+    env.restart()
 
 
 def test_each_line_is_prefixed_and_no_line_is_split(env: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:

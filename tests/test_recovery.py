@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, interrupt, when_begun
-from modes import IN_BACKGROUND, IN_WORKERS, LOCAL, ORACLE, PROCESSES, in_modes
+from modes import IN_BACKGROUND, IN_WORKERS, LOCAL, ORACLE, PROCESSES, THREADS, in_modes
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _process
@@ -272,6 +273,43 @@ def test_delays_between_restarts_grow_and_old_restarts_expire(monkeypatch: pytes
     assert budget.spend([0, 1]) == ([0], 0.0)
     now[0] = recovery.PERIOD + 1
     assert budget.spend([0]) == ([], 0.0)
+
+
+@in_modes(*IN_WORKERS)
+def test_saved_env_that_was_rebuilt_but_not_yet_reset_needs_a_reset(env: ParallelEnv) -> None:
+    env.step([EXIT], id=[0])  # env 1 has the same worker
+    state = env.save_state()
+    assert env.load_state(state) == (1,)
+    with pytest.raises(ResetNeededError, match="env 1 has"):
+        env.step(actions())
+
+
+@in_modes(THREADS)
+def test_late_reset_of_a_replaced_thread_changes_no_state(make: MakeEnv, tmp_path: Path) -> None:
+    class Brief(Frail):
+        def step(self, action: Any) -> Any:
+            return *super().step(action)[:3], True, {}
+
+    env = ParallelEnv(
+        [partial(Brief, number, str(tmp_path)) for number in range(2)],
+        THREADS,
+        "restart",
+        num_cpus=2,
+        timeout=0.3,
+        copy=False,
+    )
+    with env:
+        env.reset(seed=3)
+        Path(tmp_path, "lame-0").touch()  # its next reset waits, once
+        with pytest.raises(WorkerTimeoutError):
+            env.step([GO_ON, GO_ON])
+        (late,) = [thread for thread in threading.enumerate() if thread.name == "parallelenv-0"]
+        env.restart(0)
+        states = env.reset(seed=4)
+        before = states.copy()
+        (tmp_path / "go").touch()
+        late.join(30)
+        assert states.tolist() == before.tolist()
 
 
 # ---------------------------------------------------------------- restart

@@ -242,6 +242,17 @@ def test_stream_steps_each_env_as_a_loop_would(done_policy: Any, make_env: MakeE
                 assert_same(steps[turn], (states[env_id], float(result.rewards[env_id]), bool(result.dones[env_id])))
 
 
+def test_stream_goes_on_if_the_caller_resets_envs_that_were_all_done(make_env: MakeEnv) -> None:
+    env = make_env([partial(Counter, number, 3) for number in range(2)], asynchronous="idle", num_cpus=2)
+    env.reset()
+    turns = []
+    for env_ids, _ in env.stream(repeat, 15, min_envs=2):
+        turns.append(len(env_ids))
+        if env.all_done():
+            env.reset()
+    assert turns == [2] * 7 + [1]
+
+
 def test_stream_can_be_continued_after_break(make_env: MakeEnv) -> None:
     env = make_env([partial(Counter, number, 99) for number in range(NUM_ENVS)], asynchronous="restart", num_cpus=2)
     env.send_reset(seed=1)

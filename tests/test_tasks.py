@@ -36,7 +36,14 @@ from parallelenv.errors import (
 from parallelenv.tasks.sampler_env import Task, TaskEnv, TaskSampler, TaskStep, make_task_env
 from parallelenv.tasks.task_pool import TaskPool
 from parallelenv.testing.contract import DONE_POLICIES, assert_same, drain, items
-from parallelenv.wrappers import CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates, StateWrapper
+from parallelenv.wrappers import (
+    CheckFinite,
+    NormalizeStates,
+    RecordEpisodeStatistics,
+    RecordVideo,
+    StackStates,
+    StateWrapper,
+)
 
 FOUR = [{"total": 9}] * 4
 TOTALS = (1, 3, 0, 2)
@@ -723,6 +730,21 @@ def test_rebuilt_sampler_starts_with_its_first_task_and_the_seeds_that_were_set(
         drawn.append(result.states[:, 2])
     assert_same(*drawn)
     assert drawn[0][0] != drawn[0][1]
+
+
+class Drawn(Walks):
+    render_mode = "rgb_array"
+
+
+def test_films_show_exhausted_envs_as_black(make_pool: MakePool, tmp_path: Path) -> None:
+    arguments = [{"total": 1}, {"total": 9}]
+    film = make_pool(Drawn, arguments, True).record(lambda states: [1] * len(states), 6, progress=False)
+    assert film.num_frames == 7
+    env = RecordVideo(make_pool(Drawn, arguments, True), tmp_path, video_length=6)
+    env.reset()
+    for _ in range(6):
+        env.step([1, 1])
+    assert len(env.paths) == 1
 
 
 # ---------------------------------------------------------------- wrappers

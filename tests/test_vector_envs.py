@@ -162,6 +162,16 @@ def test_envs_step_without_others_of_their_vector_env_only_if_these_have_ended(p
             assert env.step([0, 0], [1, 2]).states[:, 1].tolist() == [4, 4]
 
 
+def test_step_of_a_part_is_refused_each_time() -> None:
+    with ParallelEnv([partial(synced, (3, 9))], asynchronous="continue") as env:
+        env.reset()
+        for _ in range(3):
+            env.step([0, 0])
+        for _ in range(3):
+            with pytest.raises(ArgumentError, match="a part of one vector env, SyncVectorEnv"):
+                env.step([0], [1])
+
+
 def test_calls_for_a_part_are_refused_before_anything_is_sent() -> None:
     group = r"envs \[1\] are a part of one vector env, SyncVectorEnv, of envs \[0, 1, 2\]"
     with ParallelEnv(some(), asynchronous="restart") as env:

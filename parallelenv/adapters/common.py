@@ -222,11 +222,7 @@ class AdapterCalls:
             raise nothing_begun("step") from None
         except BaseException as error:
             if isinstance(error, EnvBusyError) and self._engine.in_flight:  # otherwise, an env is paused
-                raise PendingCallError(
-                    "A step is in flight whose result was not received (started, interrupted, or late). Get it with "
-                    "step_wait(), or drop it with reset().",
-                    "step",
-                ) from None
+                raise step_in_flight() from None
             convert_partial(error, convert)
             raise
         return None if result is None else convert(result)  # type: ignore[return-value]
@@ -313,6 +309,15 @@ class PartialStep(tuple):  # type: ignore[type-arg]
     """
 
     env_ids: Array
+
+
+def step_in_flight() -> PendingCallError:
+    """Return the error for a call that must wait for the result of a step."""
+    return PendingCallError(
+        "A step is in flight whose result was not received (started, interrupted, or late). Get it with step_wait(), "
+        "or drop it with reset() of all envs.",
+        "step",
+    )
 
 
 def nothing_begun(name: str) -> NothingInFlightError:

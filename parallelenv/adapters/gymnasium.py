@@ -23,6 +23,7 @@ from parallelenv.adapters.common import (
     declared_spaces,
     nothing_begun,
     raises_first,
+    step_in_flight,
 )
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array, DType
@@ -117,8 +118,8 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
 
         Raises:
             ArgumentError: If seeds, options or mask are invalid; nothing was reset.
-            PendingCallError: If the ``..._wait`` for an earlier ``..._async`` has not been called yet; nothing was
-                reset.
+            PendingCallError: If the ``..._wait`` for an earlier ``..._async`` has not been called yet, or if the mask
+                leaves out an env whose step was interrupted or timed out; nothing was reset.
             ResetNeededError: If the mask leaves out an env that has been neither reset nor stepped yet, or that lost
                 its episode because its worker died; nothing was reset.
             BaseException: Any exception raised by an env.
@@ -144,7 +145,10 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
                 raise ArgumentError(f"options['reset_mask']={show(mask)} {fault}. Give {expected}.")
             chosen = np.flatnonzero(mask).tolist()
             options = {key: value for key, value in options.items() if key != "reset_mask"}
-            self._calls.refuse_unknown_states(np.flatnonzero(~mask).tolist())
+            others = np.flatnonzero(~mask).tolist()
+            self._calls.refuse_unknown_states(others)
+            if not set(engine.in_flight).isdisjoint(others):
+                raise step_in_flight()
         picked = None if seeds is None else [seeds[env_id] for env_id in chosen]
         ids = engine.env_ids if len(chosen) == self.num_envs else tuple(chosen)
         self._begun = _PendingCall("reset", self._calls.reset_async(ids, picked, options))

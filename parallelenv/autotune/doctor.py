@@ -27,7 +27,7 @@ _NOTES = {
 _IF_NONE = {
     "installed": "no; the Ray modes need it: pip install ray",
     "running": "no; a Ray mode starts it by itself",
-    **dict.fromkeys((*_PACKAGES, *_OPTIONAL, "parallelenv"), "not installed"),
+    **dict.fromkeys(_PACKAGES, "not installed"),
 }
 
 

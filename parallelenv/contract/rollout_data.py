@@ -24,7 +24,7 @@ class RecurrentState(NamedTuple):
     """The recurrent state of a policy for some envs.
 
     ``rows`` is a nest of dicts, tuples and lists of arrays; each array has one row per env, in the order of
-    ``env_ids``. The rows of envs in ``begins``, whose episodes have not started, are ignored.
+    ``env_ids``. The rows of envs in ``begins``, whose episodes have not started, are passed with ``done=True``.
     """
 
     env_ids: tuple[int, ...]

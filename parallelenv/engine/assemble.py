@@ -115,7 +115,10 @@ class Assembler:
         if self._done_policy.resets_next and has_true(table.done):
             reborn = [env_id for env_id in table.ended(stepped) if env_id not in outcome.restarted]
         flags = table.record_step(outcome.env_ids, rows, terminated, truncated)
-        table.stats.add_step(batch.outcome(), None if stepped is table.env_ids else rows)
+        counted: Any = None if stepped is table.env_ids else rows
+        if resets := {*reborn, *outcome.resets}:  # they do not count as steps
+            counted = batch.rows([env_id for env_id in stepped if env_id not in resets])
+        table.stats.add_step(batch.outcome(), counted)
         if reborn:
             table.stats.begin_episodes(reborn)
         is_plain = len(stepped) == len(outcome.env_ids) and not (outcome.extras or outcome.resets)

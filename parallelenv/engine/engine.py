@@ -45,6 +45,7 @@ import numpy as np
 from parallelenv.contract import arguments
 from parallelenv.contract.arguments import ActionReader, Ids, Options, Seeds, parse_ids
 from parallelenv.contract.batch import gather_states
+from parallelenv.contract.copying import deep_copy_but_graph
 from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.error_text import list_ids
 from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, with_note
@@ -253,18 +254,16 @@ class Engine:
         if self.recovery is not None:
             self.recovery.remember_seeds(env_ids, [seed for seed, _ in each])
             self._rebuild_silently(env_ids, self.pool.death_failures(env_ids), self.recovery)
-        ticket = self._send_reset(env_ids, each, separately=separately)
-        if separately:
-            # Clear the flags now and not when results are received. Otherwise, with `StopAll`, which envs are done
-            # would depend on the order of arrival.
-            self.table.clear_flags(env_ids)
-        return ticket
+        return self._send_reset(env_ids, each, separately=separately)
 
     def _send_reset(self, env_ids: Sequence[int], each: ResetArguments, *, separately: bool = False) -> Ticket:
         def announce(ticket: Ticket) -> None:
             self.drop_episodes(env_ids)  # until the resets are collected, the envs count as needing one
             if separately:
                 self.table.enter(env_ids, ticket, separately=True)
+                # Clear the flags now and not when results are received. Otherwise, with `StopAll`, which envs are done
+                # would depend on the order of arrival.
+                self.table.clear_flags(env_ids)
 
         failed = NO_FAILURES if self.recovery is None else self.pool.death_failures(env_ids)
         return self.pool.submit("reset", env_ids, each, announce=announce, failed=failed)
@@ -555,11 +554,13 @@ class Engine:
             return None
         return self.plans.get((align, tuple(id)))
 
-    def step_wait(self, env_ids: Sequence[int], timeout: float | None, align: Form) -> StepResult | StepBatch:
-        """Wait for a step in flight and return its result."""
+    def step_wait(
+        self, env_ids: Sequence[int], timeout: float | None, align: Form, ticket: Ticket | None = None
+    ) -> StepResult | StepBatch:
+        """Wait for a step in flight (that with ``ticket``, if one is given), and return its result."""
         self.pool.enter_planned()
         tickets = self.table.tickets
-        missing = [env_id for env_id in env_ids if env_id not in tickets]
+        missing = [one for one in env_ids if one not in tickets or ticket not in (None, tickets[one])]
         if missing:
             raise NothingInFlightError(f"No step of envs {list_ids(missing)} is in flight. Send one first.")
         self._wait_for_arrivals(len(env_ids), timeout, env_ids)
@@ -608,7 +609,7 @@ class Engine:
                 [
                     leaf[rows]
                     if structure.is_fixed(index)
-                    else structure.stack(index, [pick_rows(leaf, row) for row in rows])
+                    else structure.stack(index, [deep_copy_but_graph(pick_rows(leaf, row)) for row in rows])
                     for index, leaf in enumerate(structure.split(found))
                 ]
             )

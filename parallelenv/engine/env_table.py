@@ -441,10 +441,10 @@ class EnvTable:
 
     # ---------------------------------------------------------------- saving and loading
 
-    def checkpoint(self) -> Checkpoint:
-        """Return the phases, flags and reset infos of all envs as plain data."""
+    def checkpoint(self, lost: Iterable[int]) -> Checkpoint:
+        """Return the phases, flags and reset infos of all envs as plain data. Envs in ``lost`` need a reset."""
         flags = self.done.copy(), self.terminated.copy(), self.truncated.copy(), self.paused.copy()
-        fresh, exhausted = tuple(sorted(self._needs_reset)), tuple(sorted(self.exhausted))
+        fresh, exhausted = tuple(sorted(self._needs_reset.union(lost))), tuple(sorted(self.exhausted))
         return Checkpoint(*flags, fresh, tuple(map(deep_copy, self.reset_infos)), exhausted)
 
     def restore(self, checkpoint: Checkpoint, unsaved: Collection[int]) -> tuple[int, ...]:

@@ -416,6 +416,7 @@ class Pool:
 
         The pool must be idle. The result is ``None`` if the backend has no quick way to repeat the step.
         """
+        self.groups.refuse_cut("step", env_ids)
         # Envs in the caller's thread come last, so that the caller steps them while the workers step the other envs.
         split = sorted(self._split(env_ids), key=lambda shard: shard[0].channel.in_caller)
         shards = [(worker, part) for worker, part, _ in split]
@@ -501,10 +502,11 @@ class Pool:
             if not ticket.pending.keys() & worker.pending.keys():
                 continue
             for number, waiting in worker.pending.items():
-                worker.pending[number] = None
                 if waiting is not None:
                     late = waiting.pending[number]
-                    waiting.record_reply(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
+                    with self.shield:  # otherwise, after an interrupt, the call would never be complete
+                        worker.pending[number] = None
+                        waiting.record_reply(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
 
     def ways_to_wait(self, num_envs: int) -> str:
         """Return the text of the call with which the user can continue to wait for the steps of ``num_envs`` envs."""
@@ -536,33 +538,36 @@ class Pool:
         ``deadline`` is a time on the clock of `time.monotonic`; see `Backend.wait` for ``wanted``.
 
         Returns:
-            Whether any reply arrived before the deadline.
+            Whether any reply or output arrived before the deadline.
         """
         self.enter_planned()
         self._refuse_closed()
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready = self.backend.wait([worker.channel for worker in self._workers if worker.pending], timeout, wanted)
         with self.shield:
+            has_answer = False
             for channel in ready:
-                self._receive(self._worker_of_channel[channel])
+                has_answer |= self._receive(self._worker_of_channel[channel])
         if ready and self.wakers:
             for wake in tuple(self.wakers):
                 wake()
         if self._printed:
             printed, self._printed = self._printed, []
             self._listener(printed)
-        return bool(ready)
+        # Without an answer, there was only output. An env that prints all the time must not outlast the deadline.
+        return has_answer or (bool(ready) and (deadline is None or time.monotonic() < deadline))
 
     def _refuse_closed(self) -> None:
         if not self._workers:
             raise ClosedError("This ParallelEnv was closed while a call was waiting for its envs.")
 
-    def _receive(self, worker: WorkerHandle) -> None:
+    def _receive(self, worker: WorkerHandle) -> bool:
+        """Record a reply or output of a host; return whether a pending command has ended."""
         try:
             reply = worker.channel.receive()
         except HostDied:
             self._mark_dead(worker)
-            return
+            return True
         except UnreadableError as error:  # the command or the reply could not be unpickled
             unread = worker.pending.get(error.number)
             env_ids = () if unread is None else unread.pending[error.number]
@@ -579,7 +584,7 @@ class Pool:
                 self._printed.append(one._replace(env_ids=env_ids) if is_of_items else one)
         ticket = worker.pending.pop(reply.number, None)
         if ticket is None:  # the command was given up, or there is only output
-            return
+            return False
         if reply.rows is not None:
             self.batch.put_results(ticket.pending[reply.number], reply.rows)
         if reply.failures and ticket.operation in ("step", "reset"):
@@ -588,6 +593,7 @@ class Pool:
         # Drop the failures. A host in this process keeps its latest reply, and an exception in the reply would keep the
         # frames through which it is raised, including the user's call and its variables.
         reply.failures.clear()
+        return True
 
     @property
     def living(self) -> list[tuple[int, ...]]:

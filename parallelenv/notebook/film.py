@@ -105,8 +105,15 @@ def _label(env_id: int, size: int) -> Array:
 
 
 def picture_of(engine: Engine, env_ids: Sequence[int], width: int | None = None, labels: bool = True) -> Array:
-    """Return the frames of envs as one picture. See `tile_frames` for ``width`` and ``labels``."""
-    return tile_frames(engine.call_each(env_ids, [MethodCall("render")] * len(env_ids)), env_ids, width, labels)
+    """Return the frames of envs as one picture, in which exhausted envs are black if they return no frame.
+
+    See `tile_frames` for ``width`` and ``labels``.
+    """
+    frames = engine.call_each(env_ids, [MethodCall("render")] * len(env_ids))
+    for index, env_id in enumerate(env_ids):
+        if frames[index] is None and env_id in engine.table.exhausted:
+            frames[index] = np.zeros((1, 1, 3), np.uint8)  # tiles have the size of the largest frame
+    return tile_frames(frames, env_ids, width, labels)
 
 
 def refuse_dark_envs(engine: Engine, env_ids: Sequence[int]) -> None:
@@ -254,10 +261,13 @@ def check_fps(fps: object, metadata: object = None) -> float:
 
 
 def playing_fps(fps: float, video_format: str) -> float:
-    """Return ``fps``, or the format's maximum if that is smaller.
+    """Return the possible number of frames per second that is nearest to ``fps``.
 
-    Browsers would play a faster animation at only 10 frames per second.
+    Each format has a maximum, because browsers would play a faster animation at only 10 frames per second. A frame of a
+    GIF lasts a whole number of hundredths of a second.
     """
+    if video_format == "gif":
+        fps = 100 / max(1, round(100 / fps))
     return min(fps, 1000 / _SHORTEST[video_format]) if video_format in _SHORTEST else fps
 
 

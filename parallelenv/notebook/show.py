@@ -183,7 +183,7 @@ class Performance:
         left = self.steps
         with progress_bar(RolloutLength.of(self.steps, None), self.shows_progress, name) as advance:
 
-            def goes_on() -> bool:
+            def goes_on(engine: Engine) -> bool:
                 nonlocal left
                 see(picture_of(engine, env_ids, self.width), fps)
                 advance(int(left < self.steps))

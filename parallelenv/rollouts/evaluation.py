@@ -71,15 +71,15 @@ def evaluate(
 class EpisodeRunner:
     """Runs, in each env, as many episodes as ``shares`` specifies for that env.
 
-    ``goes_on`` is called before each step; when it returns ``False``, the run stops early. ``advance`` is called after
-    each step in which episodes ended, with the number of these episodes.
+    ``goes_on`` is called with the engine before each step; when it returns ``False``, the run stops early. ``advance``
+    is called after each step in which episodes ended, with the number of these episodes.
     """
 
     def __init__(
         self,
         shares: Mapping[int, float],
         advance: Callable[[int], object] = lambda _: None,
-        goes_on: Callable[[], bool] = lambda: True,
+        goes_on: Callable[[Engine], bool] = lambda _: True,
     ) -> None:
         self._shares = shares
         self._advance = advance
@@ -118,7 +118,7 @@ class EpisodeRunner:
                 engine.collect_reset(engine.submit_reset(beginning, each), None)
                 env_ids = tuple(engine.table.without_exhausted(env_ids))
                 result = None  # the result lacks the states of these envs
-            if not env_ids or not self._goes_on():
+            if not env_ids or not self._goes_on(engine):
                 return
             actions, _ = runner.act(env_ids, engine.states_of(env_ids, result))
             result = engine.step(actions, env_ids, "item")

@@ -74,6 +74,9 @@ class Stream:
                 put(error, "partial", result)
                 raise
             yield result.env_ids, result
+            # The caller may have reset or resumed envs.
+            if left and not (self._engine.in_flight or self._guard.is_closed):
+                left -= self._act(None, left)
 
     @single_threaded_in("stream")
     def _act(self, result: StepResult | None, most: float) -> int:

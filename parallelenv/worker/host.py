@@ -574,7 +574,7 @@ class Host:
             ended_loose = loose
             try:
                 state, reset_info = self._reset_within_step(row + writer.first)
-                loose = None
+                writer, loose = self.writer, None  # read again, as in `step`
                 try:
                     writer.flat_states[cell] = state
                 except _NO_VECTOR:

@@ -33,7 +33,7 @@ from parallelenv.engine.assemble import Align, as_number
 from parallelenv.engine.env_table import Phase, SavedState, WrappedState
 from parallelenv.errors import ArgumentError, EnvContractError, UsageError
 from parallelenv.notebook.repr import mime_bundle
-from parallelenv.results import StepBatch, StepResult
+from parallelenv.results import StepBatch, StepResult, refuse_pair
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -133,6 +133,7 @@ class ParallelWrapper(ShortTracebacks):
         """Start new episodes. See `ParallelEnv.reset`."""
         env_ids = self.chosen(id)
         self._refuse_handed_over()
+        refuse_pair(len(env_ids) if self.unwrapped.engine.pool.layout.states.is_single else None)
         try:
             states = self.env.reset(id, seed=seed, options=options)
         except BaseException as error:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, fragile
+from fragile import WAIT as HANG
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AsyncVectorEnv
 from modes import PROCESSES, THREADS, here_and_in_processes, in_modes
@@ -153,3 +154,15 @@ def test_late_or_interrupted_step_can_be_received_or_dropped(leave: Callable[[An
             env.step(ZEROS)
         assert end()[0].tolist() == [[expected]] * 3
     assert env.step(ZEROS)[0].tolist() == [[1]] * 3
+
+
+@in_modes(THREADS, PROCESSES)
+def test_reset_of_some_envs_is_refused_while_the_step_of_others_is_late(make_env: MakeEnv, tmp_path: Path) -> None:
+    env: Any = make_env(fragile(tmp_path), num_cpus=4, timeout=0.5).to_gymnasium()
+    env.reset()
+    with pytest.raises(WorkerTimeoutError):
+        env.step([HANG, GO_ON, GO_ON, GO_ON])
+    with pytest.raises(AlreadyPendingCallError, match=r"step_wait\(\), or drop it with reset\(\) of all envs"):
+        env.reset(options={"reset_mask": np.array([False, True, True, True])})
+    (tmp_path / "go").touch()
+    assert env.step_wait(30)[0][:, 1].tolist() == [1] * 4

@@ -54,6 +54,9 @@ def test_repr_shows_envs_episodes_steps_and_workers(make_env: MakeEnv, mode: str
     assert text.startswith(f"{env!r}\n  envs      4 running\n")
     assert re.search(r"episodes  12 ended; mean of the last 12: return -?[\d.]+, length 3\n", text)
     assert "  so far    40 steps of all envs together\n" in text
+    env.send_reset()
+    env.recv(min_envs=4)
+    assert bundle(env)["text/plain"].count("40 steps") == 1, "resets do not count"
     assert {element.tag for element in fromstring(page).iter()} == {"div", "span", "code", "table", "tr", "td", "th"}
     assert page.count('title="env ') == 4
     workers = repr_data(env, "").workers
@@ -196,3 +199,12 @@ def test_memory_of_ended_or_remote_processes_is_unknown() -> None:
     assert ProcessInfo(os.getpid(), "elsewhere").memory() is None
     assert ProcessInfo(2**22 + 1, this_process().machine).memory() is None
     assert (this_process().memory() or 0) > 2**20
+
+
+def test_steps_that_only_reset_an_env_do_not_count(make_env: MakeEnv) -> None:
+    vector_env = make_env(counters(0, 1)).to_gymnasium("NextStep")
+    vector_env.reset()
+    for _ in range(8):
+        vector_env.step([1, 1])
+    summary = vector_env.parallel_env.engine.table.stats.summary()
+    assert (summary.num_steps, summary.num_episodes, summary.mean_length) == (2 * 6, 4, 3)

@@ -125,6 +125,8 @@ def test_film_shows_all_envs_after_each_step(make_env: MakeEnv, done_policy: Any
     [
         ("gif", 60, 20),
         ("gif", 25, 40),
+        ("gif", 30, 30),
+        ("gif", 1e9, 20),
         ("webp", 125, 11),
         ("webp", np.float32(50), 20),
         ("png", 1e9, 11),
