@@ -288,7 +288,7 @@ class ActorHandle:
 
 
 def has_died(error: BaseException | None) -> bool:
-    """Return whether an error of a call or a connection to an actor means that the actor has died.
+    """Return whether an error of a call or a connection to an actor may mean that the actor has died.
 
     The result is ``False`` if the actor's code has raised an exception, or if there is no error.
     """

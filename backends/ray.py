@@ -126,7 +126,7 @@ class RayBackend(Backend):
         return sum(counts)
 
     @property
-    def placement(self) -> str:
+    def placement(self) -> str:  # type: ignore[override]
         """Text that says how many of the living actors the caller reaches directly instead of through Ray calls."""
         living = [actor for actor in self._started if not actor.is_terminated]
         return f"{sum(actor.is_direct for actor in living)} of {len(living)} actors reached directly"

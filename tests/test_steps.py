@@ -251,6 +251,10 @@ def test_stream_goes_on_if_the_caller_resets_envs_that_were_all_done(make_env: M
         if env.all_done():
             env.reset()
     assert turns == [2] * 7 + [1]
+    env.reset()
+    for _ in env.stream(repeat, min_envs=2):
+        if env.all_done():
+            env.run_episodes(repeat, 1, seed=3)  # afterwards, an env needs a reset
 
 
 def test_stream_can_be_continued_after_break(make_env: MakeEnv) -> None:

@@ -296,11 +296,7 @@ class Backend(ABC):
     #: Whether all envs run in this process. If so, live instances are used and not copied, and actions with gradients
     #: reach envs with their graph.
     uses_live_envs: bool = False
-
-    @property
-    def placement(self) -> str:
-        """Text in ``repr`` that says how hosts are reached; may be empty."""
-        return ""
+    placement: str = ""  #: Text in ``repr`` that says how hosts are reached; may be empty.
 
     def plan_workers(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> int:
         """Return how many workers to start for ``num_envs`` envs: at least 1 and at most ``num_envs``.

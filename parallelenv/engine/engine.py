@@ -322,9 +322,10 @@ class Engine:
         while True:
             arrived = self.table.arrived
             num_arrived = len(arrived if env_ids is None else set(arrived).intersection(env_ids))
-            if num_arrived >= wanted and not self._repeat_lost_resets():
-                return arrived
-            if not self.pool.pump(self._deadline(timeout, start)):
+            if num_arrived >= wanted:
+                if not self._repeat_lost_resets():
+                    return arrived
+            elif not self.pool.pump(self._deadline(timeout, start)):
                 self._be_late(timeout, env_ids)
 
     def _deadline(self, timeout: float | None, start: float) -> float | None:
@@ -441,7 +442,8 @@ class Engine:
         If there is a recovery, the resets of envs whose worker dies or hangs are repeated. An exhausted env has the
         state ``None``. The seeds that were set for these resets are dropped, except those of envs that failed.
         """
-        env_ids, failures, extras = ticket.env_ids, ticket.failures, ticket.values
+        # Copies, because the caller may call this method again with the same ticket, after a timeout or an interrupt.
+        env_ids, failures, extras = ticket.env_ids, dict(ticket.failures), dict(ticket.values)
         latest = ticket
         while True:
             self.wait(latest, timeout)
@@ -463,7 +465,7 @@ class Engine:
         self.table.record_first_states(begun)
         self.table.record_exhausted(exhausted)
         self.forget_seeds(good)
-        ticket.raise_failures(partial=states)
+        raise_failures([failures[env_id] for env_id in sorted(failures)], partial=states)
         if exhausted:
             self.table.refuse_exhausted(good, partial=states)
         return states

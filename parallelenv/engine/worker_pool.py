@@ -554,7 +554,8 @@ class Pool:
         if self._printed:
             printed, self._printed = self._printed, []
             self._listener(printed)
-        # Without an answer, there was only output. An env that prints all the time must not outlast the deadline.
+        # Without an answer, there was only output, or a late reply that no call waits for. An env that prints all the
+        # time must not outlast the deadline.
         return has_answer or (bool(ready) and (deadline is None or time.monotonic() < deadline))
 
     def _refuse_closed(self) -> None:
@@ -562,7 +563,7 @@ class Pool:
             raise ClosedError("This ParallelEnv was closed while a call was waiting for its envs.")
 
     def _receive(self, worker: WorkerHandle) -> bool:
-        """Record a reply or output of a host; return whether a pending command has ended."""
+        """Record a reply or output of a host; return whether a call got a reply, or its worker died."""
         try:
             reply = worker.channel.receive()
         except HostDied:

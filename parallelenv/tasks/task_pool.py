@@ -57,7 +57,7 @@ class TaskPool(ParallelEnv):
 
     @single_threaded
     def set_seeds(self, seeds: int | Sequence[int | None]) -> list[int | None]:
-        """Seed every sampler immediately, and drop the seeds that were given for the next reset.
+        """Seed samplers immediately, and drop the seeds that were given for the next resets of these envs.
 
         Args:
             seeds: An int ``s`` gives env i the seed ``s + i``. A list has one seed per env; envs with ``None`` are not

@@ -57,6 +57,7 @@ def keep_cluster(context: Context) -> None:
 
         # "local": another Ray may run on this machine.
         ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
+        context.options.clear()
 
 
 def interrupt_step(context: Context) -> None:
