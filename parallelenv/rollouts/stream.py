@@ -74,15 +74,11 @@ class Stream:
                 put(error, "partial", result)
                 raise
             yield result.env_ids, result
-            # The caller may have reset or resumed envs.
-            if left and not (self._engine.in_flight or self._guard.is_closed or self._lacks_episodes):
-                left -= self._act(None, left)
-
-    @property
-    def _lacks_episodes(self) -> bool:
-        """Whether an env that is not paused needs a reset, for example after `ParallelEnv.restart`."""
-        table = self._engine.table
-        return not set(table.needing_reset()).difference(table.exhausted).isdisjoint(table.unpaused)
+            if left and not (self._engine.in_flight or self._guard.is_closed):
+                # The caller may have reset or resumed envs. If an env now needs a reset, the stream ends.
+                table = self._engine.table
+                if set(table.needing_reset()).difference(table.exhausted).isdisjoint(table.unpaused):
+                    left -= self._act(None, left)
 
     @single_threaded_in("stream")
     def _act(self, result: StepResult | None, most: float) -> int:
