@@ -365,7 +365,7 @@ def test_dead_worker_is_replaced_with_on_failure_restart(make_collector: MakeCol
     assert info["episode_lengths"].tolist() == [2]
 
 
-class Told(Fragile):
+class TextStates(Fragile):
     """Its states are texts, which no array contains."""
 
     observation_space: Any = gym.spaces.Text(9, charset="0123456789 ")
@@ -392,7 +392,7 @@ def test_policy_gets_the_first_state_of_a_restarted_env(
     def act(states: Any) -> Any:
         return np.array([deed if next(calls) == 2 else GO_ON, GO_ON])
 
-    collector = make_collector(act, [partial(Told, 0), partial(Told, 1)], 5, {"on_failure": "restart"})
+    collector = make_collector(act, [partial(TextStates, 0), partial(TextStates, 1)], 5, {"on_failure": "restart"})
     data, info = collector.collect()
     assert data.states[:, 0].tolist() == ["0 0", "0 1", "0 2", "0 0", "0 1"]
     assert data.states[:, 1].tolist() == [f"1 {step}" for step in range(5)]
@@ -401,7 +401,8 @@ def test_policy_gets_the_first_state_of_a_restarted_env(
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_cpus", "is_noticed"), [(Told, 2, True), (Told, 2, False), (Fragile, 2, True), (Fragile, 1, True)]
+    ("kind", "num_cpus", "is_noticed"),
+    [(TextStates, 2, True), (TextStates, 2, False), (Fragile, 2, True), (Fragile, 1, True)],
 )
 @in_modes(*IN_WORKERS)
 def test_worker_that_died_before_a_collection_is_replaced(
@@ -424,12 +425,12 @@ def test_worker_that_died_before_a_collection_is_replaced(
     assert data.truncated.T.tolist() == [[not is_noticed, False, False], [False] * 3]
     assert info["episode_lengths"].tolist() == ([] if is_noticed else [4])
     states = data.states[data.valid[:, 0], 0].tolist()
-    assert states == (["0 0", "0 1", "0 2"] if kind is Told else [[0, 0], [0, 1], [0, 2]])[: len(states)]
+    assert states == (["0 0", "0 1", "0 2"] if kind is TextStates else [[0, 0], [0, 1], [0, 2]])[: len(states)]
 
 
 @in_modes(*IN_WORKERS)
 def test_paused_env_whose_worker_died_does_not_disturb_a_collection(make_collector: MakeCollector) -> None:
-    collector = make_collector(go_on, [partial(Told, 0), partial(Told, 1)], 3)
+    collector = make_collector(go_on, [partial(TextStates, 0), partial(TextStates, 1)], 3)
     collector.collect()
     env = collector._envs["envs"]
     os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)

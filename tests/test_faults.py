@@ -192,7 +192,7 @@ def test_large_argument_for_a_worker_that_hangs_is_not_sent(make_env: MakeEnv, t
     env.reset()
     with pytest.raises(WorkerTimeoutError):
         env.step([WAIT, GO_ON, GO_ON, GO_ON])
-    with pytest.raises(WorkerTimeoutError, match="envs 0, 1 did not answer within 0.5 s"):
+    with pytest.raises(WorkerTimeoutError, match=r"envs 0, 1 did not answer .* still busy .* nothing was sent"):
         env.set_env_attr("weights", LARGE)
     assert env.get_env_attr("weights", id=[2, 3]) == [None] * 2
     (tmp_path / "go").touch()

@@ -516,7 +516,7 @@ class Pool:
         """Return the error that names the late envs and says what the user can do.
 
         ``call`` is the name of the method that the user called, if there is specific advice for that method, or else
-        the name of the operation that did not finish in time.
+        the name of the operation that did not finish in time. ``"idle"``: an earlier call did not.
         """
         ids = tuple(sorted(env_ids))
         wait_on = self.ways_to_wait(len(ids)) if call == "step" else f"{call}()"
@@ -529,6 +529,7 @@ class Pool:
             f"restart({list_ids(ids)}) if the env hangs.",
         }
         other = f"Give a longer timeout, or rebuild with restart({list_ids(ids)})."
+        ways["idle"] = f"They are still busy with an earlier call, so nothing was sent. {other}"
         way_out = ways.get(call, other)
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
@@ -706,7 +707,7 @@ class Pool:
         self._let_finish(workers)
         busy = [env_id for worker in workers if worker.pending for env_id in worker.env_ids]
         if busy:
-            raise self.late(busy, self.timeout, "attach")
+            raise self.late(busy, self.timeout, "idle")
 
     def _replace(self, worker: WorkerHandle) -> None:
         """Start a new host in place of one that is dead or busy.
