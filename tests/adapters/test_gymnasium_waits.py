@@ -99,7 +99,7 @@ def test_to_gymnasium_of_a_busy_env_raises_timeout_error(make_env: MakeEnv, tmp_
     env = make_env(fragile(tmp_path), num_cpus=2, timeout=0.3)
     env.reset()
     for call in (lambda: env.customized_method("wait", id=0), lambda: env.to_gymnasium("SameStep")):
-        with pytest.raises(WorkerTimeoutError, match=r"did not answer within 0.3 s. Give a longer timeout, or rebuild"):
+        with pytest.raises(WorkerTimeoutError, match=r"did not answer within 0.3 s\..* Give a longer timeout, or"):
             call()
     (tmp_path / "go").touch()
     assert env.get_env_attr("number") == [0, 1, 2, 3]  # it continued unchanged
