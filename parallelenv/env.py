@@ -149,7 +149,8 @@ class ParallelEnv:
     Raises:
         ArgumentError: If an argument has an invalid value.
         InvalidEnvError: If an item of ``envs`` is not an env, if the same env object appears twice, or if
-            ``on_failure="restart"`` is given with env instances that would live in this process.
+            ``on_failure="restart"`` is given with env instances that would live in this process, or could
+            with ``"auto"``.
         UnpicklableError: If an env or env fn must be sent to a worker process but cannot be pickled.
         BaseException: Any exception raised by an env's constructor.
     """
@@ -183,15 +184,16 @@ class ParallelEnv:
         timeout, spaces = arguments.check_timeout(timeout), arguments.check_spaces(spaces)
         arguments.check_failure_handling(on_failure, max_restarts)
         for_envs: dict[str, Any] = {"seed": arguments.check_base_seed(seed), "shared": check_shared(shared)}
+        for_envs["seed_globals"] = seed_globals
         env_factories = env_specs.make_factories(envs)
+        if on_failure == "restart" and registry.may_live_here(para_mode):
+            env_specs.refuse_live(env_factories)
         backend, num_cpus, chosen = registry.resolve_backend(
             para_mode, backend_options, env_factories, num_cpus, num_gpus, spaces, for_envs, _ARGUMENTS
         )
-        if on_failure == "restart" and backend.uses_live_envs:
-            env_specs.refuse_live(env_factories)
         self._para_mode = registry.word_of(chosen.mode if chosen else para_mode)
         self._recommendation = chosen
-        spec = WorkerSpec((), (), no_warning, seed_globals=seed_globals, **for_envs)
+        spec = WorkerSpec((), (), no_warning, **for_envs)
         cell_reruns.close_earlier()
         self._engine = Engine(
             backend,
@@ -286,7 +288,7 @@ class ParallelEnv:
         spec = env_specs.registered(id, {}, ())
         num_cpus = arguments.check_counts(args[1] if len(args) > 1 else options.get("num_cpus"), 0)
         if num_workers is None:
-            num_workers = 1 if registry.lives_here(para_mode) else min(num_envs, num_cpus or usable_cores())
+            num_workers = 1 if registry.may_live_here(para_mode) else min(num_envs, num_cpus or usable_cores())
         arguments.check_positive("num_workers", num_workers)
         if num_workers > num_envs:
             raise ArgumentError(f"num_workers={num_workers} is more than num_envs={num_envs}. Each needs an env.")

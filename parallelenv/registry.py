@@ -64,14 +64,14 @@ def resolve_backend(
     """Return a new backend, the number of cores that it may use, and a recommendation if the mode is ``"auto"``.
 
     ``own_arguments`` are the names of the arguments that `ParallelEnv` has in every mode; the error for a misspelt
-    option may suggest one of these names. ``for_envs`` holds the arguments ``seed`` and ``shared``, which envs may use
-    while ``"auto"`` tries the modes. See `load_backend` for the other errors raised.
+    option may suggest one of these names. ``for_envs`` holds the arguments ``seed``, ``shared`` and ``seed_globals``,
+    which also apply while ``"auto"`` tries the modes. See `load_backend` for the other errors raised.
 
     Raises:
         ArgumentError: If the mode does not accept one of the options, or GPUs are requested with ``"auto"``.
     """
     chosen: Recommendation | None = None
-    if isinstance(para_mode, str) and para_mode == AUTO:
+    if _is_auto(para_mode):
         # Otherwise, it would depend on the result of the trial whether an option is an error.
         for name, value in options.items():
             if name != AUTO_OPTION:
@@ -103,12 +103,19 @@ def resolve_backend(
 
 def option_names(para_mode: Any) -> list[str]:
     """Return the names of the options that a mode accepts. See `load_backend` for the argument and the errors."""
-    return [AUTO_OPTION] if isinstance(para_mode, str) and para_mode == AUTO else _accepted(load_backend(para_mode))
+    return [AUTO_OPTION] if _is_auto(para_mode) else _accepted(load_backend(para_mode))
 
 
-def lives_here(para_mode: Any) -> bool:
-    """Return True if a mode keeps its envs in this process. See `load_backend` for the argument and the errors."""
-    return not (isinstance(para_mode, str) and para_mode == AUTO) and bool(load_backend(para_mode).uses_live_envs)
+def may_live_here(para_mode: Any) -> bool:
+    """Return True if a mode keeps its envs in this process, or may choose to, as ``"auto"`` does.
+
+    See `load_backend` for the argument and the errors.
+    """
+    return _is_auto(para_mode) or bool(load_backend(para_mode).uses_live_envs)
+
+
+def _is_auto(para_mode: Any) -> bool:
+    return isinstance(para_mode, str) and para_mode == AUTO  # an array would be compared item by item
 
 
 def _accepted(kind: type[Any]) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from modes import ORACLE, PROCESSES, THREADS
@@ -269,6 +270,21 @@ def test_auto_mode_uses_and_shows_the_recommendation(pretend: Pretend) -> None:
     for options, num_workers in ({"caller_busy": True}, 1), ({"num_cpus": 5}, 3):  # a busy caller keeps a core
         with ParallelEnv(["CartPole-v1"] * 3, "auto", **options) as env:
             assert env.num_workers == num_workers
+
+
+@pytest.mark.parametrize("kind", [RELEASING, SLOW_WAITING])
+def test_auto_mode_with_seed_globals_never_chooses_threads(kind: Kind, pretend: Pretend) -> None:
+    pretend(kind)
+    with ParallelEnv([Witness] * 4, "auto", num_cpus=2, seed_globals=True) as env:
+        assert env.para_mode == PROCESSES
+        assert env.recommendation is not None
+        assert "Threads cannot be used: they share the generators of which seed_globals=" in env.recommendation.reason
+
+
+def test_auto_mode_refuses_restarts_of_instances_before_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recommending, "choose", Mock(side_effect=AssertionError))
+    with pytest.raises(InvalidEnvError, match="env 0 was given as a live instance, .*Give an env fn"):
+        ParallelEnv([Witness()], "auto", on_failure="restart")
 
 
 @pytest.mark.parametrize(

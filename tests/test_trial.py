@@ -245,6 +245,12 @@ def test_waiting_is_distinguished_from_computing(try_all: None, tmp_path: Path) 
     assert recommend([Witness]).releases_gil is None  # no other mode was tried with one env
 
 
+def test_trial_of_auto_mode_with_seed_globals_chooses_a_mode_that_has_it() -> None:
+    with ParallelEnv([sleepy] * 4, "auto", num_cpus=2, seed_globals=True) as env:
+        assert env.recommendation is not None
+        assert env.recommendation.step_cost is not None
+
+
 def work_only_in(pid: int, thread: int) -> None:
     time.sleep(MS)
     if (os.getpid(), threading.get_ident()) != (pid, thread):

@@ -158,8 +158,9 @@ def choose(
     seed: int | None = None,
     shared: Mapping[str, Array] | None = None,
     caller_busy: bool = False,
+    seed_globals: bool = False,
 ) -> Recommendation:
-    """Return the result of `recommend` for envs that may read a seed and shared arrays when they are made."""
+    """Return the result of `recommend` for a `ParallelEnv` with these arguments."""
     arguments.check_flags(caller_busy=caller_busy)
 
     @functools.cache
@@ -180,7 +181,7 @@ def choose(
     why = f"Instances are not stepped in a trial, and they cannot be copied: {obstacle}"
     if not obstacle:
         cores = min(usable_cores(), num_cpus or usable_cores())
-        env_options = {"spaces": spaces, "seed": seed, "shared": shared or {}}
+        env_options = {"spaces": spaces, "seed": seed, "shared": shared or {}, "seed_globals": seed_globals}
         try:
             found = Trial(env_factories, cores, num_cpus, caller_busy, env_options, find_obstacle).run()
         except Exception as error:  # noqa: BLE001 (envs raise anything; the actual envs will raise it again)
@@ -216,7 +217,7 @@ class Trial:
     cores: int  # cores that the envs may use
     num_cpus: int | None  # the user's number of workers
     caller_busy: bool  # whether the caller computes while envs step
-    env_options: dict[str, Any]  # the arguments `spaces`, `seed` and `shared` of `ParallelEnv`
+    env_options: dict[str, Any]  # the arguments `spaces`, `seed`, `shared` and `seed_globals` of `ParallelEnv`
     find_obstacle: Callable[[], str]  # returns the reason why envs cannot run in other processes
     are_copies: bool = False  # whether all factories make copies, so that no env of the user can be stepped
 
@@ -240,6 +241,8 @@ class Trial:
         begin = time.perf_counter()
         self._name = os.urandom(8).hex()
         self._failed: dict[str, str] = {}  # the reason why a mode cannot be used, by mode
+        if self.env_options["seed_globals"]:
+            self._failed["thread"] = "they share the generators of which seed_globals=True gives each env its own state"
         with _without_side_effects(), contextlib.ExitStack() as self._stack:
             if not self._try_dummy():
                 return self._try_copies()

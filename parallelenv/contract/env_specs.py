@@ -316,8 +316,8 @@ def refuse_live(factories: Iterable[EnvFactory]) -> None:
     """Raise an `InvalidEnvError` if an env was given as a live instance, which cannot be made again."""
     for factory in factories:
         if factory.is_live:
-            what = f"env {factory.env_id} was given as a live instance and lives in this process"
-            raise InvalidEnvError(f"{what}, so it cannot be rebuilt. Give an env fn instead.")
+            what = f"env {factory.env_id} was given as a live instance, which cannot be rebuilt in this process"
+            raise InvalidEnvError(f"{what}. Give an env fn instead.")
 
 
 def registered_by_user() -> dict[str, bytes]:
