@@ -116,40 +116,43 @@ def _compare(arguments: argparse.Namespace) -> int:
     known = compare.comparable_words()
     # Users separate the modes by spaces or commas. The oracle, with which results are compared, is put first.
     words = [word for item in arguments.modes for word in item.split(",") if word] or known
-    for word in words:
-        if word not in known:
-            hint = did_you_mean(word, known)
-            raise ArgumentError(f"--modes {word} is not known; expected some of {', '.join(known)}.{hint}")
+    if unknown := [word for word in words if word not in known]:
+        hint = did_you_mean(unknown[0], known)
+        raise ArgumentError(f"--modes {unknown[0]} is not known; expected some of {', '.join(known)}.{hint}")
     modes = tuple(dict.fromkeys([compare.ORACLE, *words]))
     given = {name: getattr(arguments, name) for name in ("num_envs", "num_cpus", "steps", "seconds", "seed")}
     settings = compare.ComparisonSettings(modes=modes, **given)
     if arguments.plot is not None:
         compare.check_plot(arguments.plot)
-    for name in arguments.envs:  # before any env is measured
-        try:
-            gymnasium.make(name).close()
-        except Exception as error:
-            raise InvalidEnvError(f"The env {name!r} cannot be made: {one_line(error)}") from error
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # without that of the measurement itself
     comparisons = []
     # Keep the output of envs out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+        for name in arguments.envs:  # before any env is measured
+            try:
+                gymnasium.make(name).close()
+            except Exception as error:
+                raise InvalidEnvError(f"The env {name!r} cannot be made: {one_line(error)}") from error
         rounds = f"medians of {ROUNDS} rounds of {settings.seconds / ROUNDS:g} s, alternating with {compare.ORACLE}"
         for name in arguments.envs:
             style = "{desc} {n}/{total} |{bar}| {elapsed}"
-            with open_bar(arguments.progress, total=len(settings.modes), bar_format=style) as progress:
-                comparisons.append(compare.compare(name, settings, progress))
+            try:
+                with open_bar(arguments.progress, total=len(settings.modes), bar_format=style) as progress:
+                    comparisons.append(compare.compare(name, settings, progress))
+            except InvalidEnvError as error:  # the other envs are measured all the same
+                print(f"parallelenv: {one_line(error)}", file=sys.stderr)
+                continue
             size = f"{settings.num_envs} envs, {settings.num_cpus or usable_cores()} cores"
             print(f"{name}: {size}; {settings.steps} steps compared; {rounds}")
             print(f"{comparisons[-1]}\n", flush=True)
         if load > usable_cores() / 2:
             print(f"Other programs keep cores busy and affect the results (load average {load:.1f}).")
-        if arguments.plot is not None:
+        if arguments.plot is not None and comparisons:
             compare.plot(comparisons, arguments.plot)
             print(f"Picture: {arguments.plot}")
     if arguments.json:
         print(json.dumps([comparison.as_dict() for comparison in comparisons], indent=2))
-    return 0 if all(comparison.is_sound for comparison in comparisons) else 1
+    return 0 if sum(comparison.is_sound for comparison in comparisons) == len(arguments.envs) else 1
 
 
 if __name__ == "__main__":

@@ -68,6 +68,8 @@ MOODS = ("unmade", "broken", "talking", "irreproducible")
 class Env(Counter):
     def __init__(self, mood: str = "good") -> None:
         super().__init__()
+        if mood == "talking":
+            print("made")
         if mood == "unmade":
             raise RuntimeError("no simulator\nat this address")
         self.mood = mood
@@ -165,6 +167,23 @@ def test_compare_continues_after_failures_and_recommends_a_correct_mode(call: Ca
     assert f"Picture: {path}" in ended.out
 
 
+def test_compare_continues_after_an_env_that_fails_in_a_plain_loop(call: Call, tmp_path: Path) -> None:
+    ended = call(f"compare CartPole-v1 test-broken-v0 FrozenLake-v1 --modes {OTHER} {QUICK}")
+    assert ended.code == 1
+    message = r"parallelenv: The env 'test-broken-v0' fails in a plain loop: ZeroDivisionError: it broke.*\n"
+    assert re.fullmatch(message, ended.err)
+    assert re.findall("^Recommended for (.*?):", ended.out, re.MULTILINE) == ["CartPole-v1", "FrozenLake-v1"]
+    ended = call(f"compare test-broken-v0 --modes {OTHER} --json {QUICK}")
+    assert (ended.code, json.loads(ended.out)) == (1, [])
+    assert re.match(message, ended.err)
+
+
+@pytest.mark.usefixtures("drawing")
+def test_compare_draws_nothing_if_every_env_fails(call: Call, tmp_path: Path) -> None:
+    assert call(f"compare test-broken-v0 --modes {OTHER} --plot {tmp_path / 'out.png'} {QUICK}").code == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_compare_distinguishes_irreproducible_envs_from_incorrect_modes(call: Call) -> None:
     ended = call(f"compare test-irreproducible-v0 --modes {OTHER} {QUICK}")
     assert ended.code == 0
@@ -178,7 +197,6 @@ def test_compare_distinguishes_irreproducible_envs_from_incorrect_modes(call: Ca
     [
         ("CartPole-v1 test-unmade-v0", r"The env .* cannot be made: RuntimeError: no simulator at this address"),
         ("CartPole-v1 NoSuchEnv-v0", r"The env 'NoSuchEnv-v0' cannot be made: .*"),
-        ("test-broken-v0", r"The env 'test-broken-v0' fails in a plain loop: ZeroDivisionError: it broke.*"),
         ("Env --modes tread", r"--modes tread is not known; expected some of dummy, .*\. Did you mean 'thread'\?"),
         ("Env --plot nowhere/out.png", "--plot nowhere/out.png: the folder nowhere does not exist."),
         ("Env --plot out.exe", r"--plot out.exe: the name must end in one of \..*, \.png, \..*"),
@@ -262,6 +280,8 @@ def test_compare_uses_the_number_of_workers_that_recommend_chooses(call: Call, m
     monkeypatch.setattr(compare, "recommend", lambda envs, num_cpus: Recommendation(THREADS, 3))
     output = call(f"compare CartPole-v1 --num-cpus 2 --modes {THREADS} subproc+caller_steps {QUICK}").out
     assert [row_of(output, mode)[1] for mode in (ORACLE, THREADS, "subproc+caller_steps")] == ["1", "3", "3"]
+    (found,) = json.loads(call(f"compare CartPole-v1 --modes {ORACLE} --json {QUICK}").out)
+    assert found["estimated"] == {"para_mode": THREADS, "num_cpus": 3}
 
 
 def row(mode: str, ratio: float | None = None, **findings: Any) -> ComparisonRow:
@@ -285,14 +305,16 @@ LOOP, THREAD, CALLER = row(ORACLE, 1), row(THREADS, 2.0), row("subproc+caller_st
     ],
 )
 def test_choice_is_kept_unless_another_is_clearly_faster(rows: list[ComparisonRow], chosen: str, best: str) -> None:
-    compared = Comparison("Env-v0", tuple(rows), chosen)
+    compared = Comparison("Env-v0", tuple(rows), chosen, 8)
     found = compared.recommended()
     assert found.mode == best
     reason = "no other mode is clearly faster here" if best == ORACLE else f"{found.ratio:.1f} times as fast as dummy"
     assert re.search(
         rf"^Recommended for Env-v0: para_mode=.*, num_cpus=2.* \({reason}\)\.", str(compared), re.MULTILINE
     )
-    assert (f"recommend(), after a short trial, chose para_mode='{chosen}" in str(compared)) == (best != chosen)
+    estimated = ", after a short trial, chose para_mode='" + chosen.replace("+caller_steps", "', num_cpus=8")
+    assert (estimated in str(compared)) == (best != chosen)
+    assert ("num_cpus=8" in str(compared)) == (best != chosen)
 
 
 # ------------------------------------------------------------------ the commands themselves

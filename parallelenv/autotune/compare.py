@@ -90,6 +90,7 @@ class Comparison:
     name: str  # registered id of the env
     rows: tuple[ComparisonRow, ...]  # one per mode, the oracle first
     chosen: str = ORACLE  # the mode that `recommend` chooses
+    chosen_cpus: int | None = None  # the number of workers that it chooses
 
     @property
     def is_reproducible(self) -> bool:
@@ -125,7 +126,7 @@ class Comparison:
             "is_reproducible": self.is_reproducible,
             "modes": modes,
             "recommended": arguments_of(best.mode, best.num_cpus),
-            "estimated": arguments_of(self.chosen),
+            "estimated": arguments_of(self.chosen, self.chosen_cpus),
         }
 
     def __str__(self) -> str:
@@ -140,7 +141,7 @@ class Comparison:
         best = self.recommended()
         measured, estimated = (
             ", ".join(f"{name}={value!r}" for name, value in arguments_of(*which).items())
-            for which in ((best.mode, best.num_cpus), (self.chosen,))
+            for which in ((best.mode, best.num_cpus), (self.chosen, self.chosen_cpus))
         )
         reason = f"{best.ratio:.1f} times as fast as {ORACLE}"
         if best.mode == ORACLE:
@@ -180,7 +181,7 @@ def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Compariso
             except Exception as error:  # noqa: BLE001 (envs raise anything; it goes into the table)
                 row.failure, row.is_missing = one_line(error), isinstance(error, MissingDependencyError)
             progress.update()
-    return Comparison(name, tuple(rows), "+".join([chosen.mode, *chosen.options]))
+    return Comparison(name, tuple(rows), "+".join([chosen.mode, *chosen.options]), chosen.num_cpus)
 
 
 def _open(row: ComparisonRow, name: str, settings: ComparisonSettings, opened: ExitStack) -> ParallelEnv:
