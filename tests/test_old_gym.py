@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from gymnasium.vector import SyncVectorEnv
 from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv, recommend
@@ -91,6 +92,28 @@ def test_old_gym_env_behaves_like_a_modern_one_and_warns_once(kind: Any, make_en
     assert warning.category is OldApiWarning
     assert re.search(pattern, str(warning.message))
     assert "/tests/" in warning.filename, "it is the user's line that is named"
+
+
+class Pool(SyncVectorEnv):
+    """Looks like an EnvPool, which ignores the seed of a reset."""
+
+    all_env_ids = async_reset = None
+    config = {"batch_size": 1}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__([Counter])
+
+    def reset(self, env_ids: Any = None, *, options: Any = None) -> Any:  # type: ignore[override]
+        return super().reset(options=options)
+
+
+def test_each_kind_of_warning_is_issued(make_env: MakeEnv) -> None:
+    env = make_env([FourItems, Pool], asynchronous="continue", num_cpus=2)
+    env.reset()
+    with pytest.warns(OldApiWarning, match="four items"):
+        env.step([0, 0])
+    with pytest.warns(UserWarning, match="keeps the seed that EnvPool was made with"):
+        env.reset(seed=0)
 
 
 @here_and_in_processes

@@ -37,21 +37,20 @@ def say(text: str) -> None:
 
 
 def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:
-    """Return the listener for ``output=word``. The listener issues the first `Remark` as a warning."""
+    """Return the listener for ``output=word``. The listener issues the first `Remark` of each kind as a warning."""
     if word not in ("show", "quiet"):
         raise ArgumentError(
             f"output={word!r} is not known; expected 'show' (output of envs in workers appears here) or 'quiet'."
         )
-    has_warned = False
+    issued: set[type[Printed]] = set()
 
     def listen(printed: Sequence[Printed]) -> None:
-        nonlocal has_warned
         if word == "show":
             show_printed([one for one in printed if not isinstance(one, Remark)])
-        remark = next((one for one in printed if isinstance(one, Remark)), None)
-        if remark is not None and not has_warned:
-            has_warned = True
-            kind = UserWarning if isinstance(remark, NoEffect) else OldApiWarning
-            warn_user(f"{remark.text} Other envs that do the same are not reported.", kind)
+        for one in printed:
+            if isinstance(one, Remark) and type(one) not in issued:
+                issued.add(type(one))
+                kind = UserWarning if isinstance(one, NoEffect) else OldApiWarning
+                warn_user(f"{one.text} Other envs that do the same are not reported.", kind)
 
     return listen

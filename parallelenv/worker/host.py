@@ -107,7 +107,7 @@ class Host:
         self._generators: dict[int, EnvGenerators] | None = {} if spec.seed_globals else None
         self._begins: tuple[int, list[int]] = 0, []  # of the latest step with `begins_ended`: number, envs to reset
         self._remarks: list[Remark] = []  # to send with the next reply
-        self._has_remarked = False
+        self._remarked: set[type[Remark]] = set()  # the kinds of remarks that were sent
 
     @property
     def envs(self) -> list[Env]:
@@ -507,11 +507,11 @@ class Host:
 
     def _remark(self, env_id: int) -> None:
         env = self._env(env_id)
-        if env.oddity and not self._has_remarked:
-            self._has_remarked = True
+        kind = NoEffect if isinstance(env, EnvGroup) else Remark
+        if env.oddity and kind not in self._remarked:
+            self._remarked.add(kind)
             what, meaning = env.oddity
             what = what if isinstance(env, EnvGroup) else f"is a gymnasium.Env, but {what}"
-            kind = NoEffect if isinstance(env, EnvGroup) else Remark
             self._remarks.append(kind((env_id,), f"env {env_id}, {type(env.env).__name__}, {what}. {meaning}."))
 
     def step(self, running: RunningCommand, walk: Iterator[Any]) -> None:
