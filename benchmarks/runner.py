@@ -257,7 +257,7 @@ def run(cases: Sequence[Case], pace: Pace, results: Results) -> None:
 
 def _run_case(case: Case, pace: Pace, running: Children, outcomes: Outcomes) -> None:
     systems = [BY_NAME[name] for name in case.systems if not outcomes[name].absence]
-    for turn in range(max(pace.rounds_of(case, system) for system in systems)):
+    for turn in range(max((pace.rounds_of(case, system) for system in systems), default=0)):
         taking_part = [system.name for system in systems if turn < pace.rounds_of(case, system)]
         for name in rotated(taking_part, turn):
             _run_round(name, turn, case, pace, running, outcomes[name])

@@ -84,6 +84,12 @@ def test_absent_system_is_a_row_with_its_reason(monkeypatch: pytest.MonkeyPatch)
     assert [verdict.word for verdict in verdicts([case], results)] == ["not measured"]
 
 
+def test_case_whose_systems_are_all_absent_is_not_measured() -> None:
+    outcomes = {"dummy": Outcome(absence="no such package")}
+    runner._run_case(CASE, Pace(), Scripted(), outcomes)
+    assert "| ParallelEnv dummy | 0; left out: no such package |" in report._case(CASE, outcomes)
+
+
 def rates(*values: float, disturbed: tuple[int, ...] = ()) -> Outcome:
     others = {turn: 50.0 if turn in disturbed else 0.0 for turn in range(len(values))}
     return Outcome({turn: {"rate": rate, "others_percent": others[turn]} for turn, rate in enumerate(values)})
