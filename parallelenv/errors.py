@@ -136,10 +136,6 @@ class WorkerDiedError(ParallelEnvError, RuntimeError):
         self.pid = pid
         self.exitcode = exitcode
 
-    def about(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
-        """Return a copy of this error with the given ``env_ids``."""
-        return WorkerDiedError(str(self), env_ids, self.pid, self.exitcode)
-
 
 class WorkerTimeoutError(ParallelEnvError, TimeoutError, multiprocessing.TimeoutError):
     """Envs did not finish in time.
@@ -151,7 +147,3 @@ class WorkerTimeoutError(ParallelEnvError, TimeoutError, multiprocessing.Timeout
     def __init__(self, message: str, env_ids: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.env_ids = env_ids
-
-    def about(self, env_ids: tuple[int, ...]) -> WorkerTimeoutError:
-        """Return a copy of this error with the given ``env_ids``."""
-        return WorkerTimeoutError(str(self), env_ids)

@@ -6,6 +6,7 @@ In every mode, an exception keeps its type, its attributes and a traceback that 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -93,7 +94,7 @@ def with_note(*failures: Failure) -> BaseException:
     """Return one exception that stands for these equal failures."""
     first = failures[0]
     if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
-        return first.exception.about(tuple(failure.env_id for failure in failures))
+        return with_env_ids(first.exception, tuple(failure.env_id for failure in failures))
     others = "" if len(failures) == 1 else f" and {count(len(failures) - 1, 'other env')}"
     where = f"process {first.pid}" if len({failure.pid for failure in failures}) == 1 else "several processes"
     what = "its constructor" if first.operation == "build" else first.operation
@@ -101,6 +102,13 @@ def with_note(*failures: Failure) -> BaseException:
     for failure in failures:
         shorten(failure.exception, is_of_env=True)
     return first.exception
+
+
+def with_env_ids(error: WorkerDiedError | WorkerTimeoutError, env_ids: tuple[int, ...]) -> Exception:
+    """Return a copy of an error of a worker, with the given ``env_ids``."""
+    other = copy.copy(error)
+    other.env_ids = env_ids
+    return other
 
 
 def put(exception: BaseException, name: str, value: object) -> None:

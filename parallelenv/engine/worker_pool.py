@@ -18,7 +18,7 @@ from parallelenv.contract.batch import Batch, InfoForm, InfoForms, Layout, form_
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, refuse_live, refuse_shared
 from parallelenv.contract.error_text import list_ids, name_envs
-from parallelenv.contract.failures import NO_FAILURES, Failure
+from parallelenv.contract.failures import NO_FAILURES, Failure, with_env_ids
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import (
     Backend,
@@ -627,7 +627,7 @@ class Pool:
         """Raise `WorkerDiedError` if a worker of these envs is known to be dead."""
         dead = tuple(env_id for env_id in env_ids if env_id in self.dead) if self.dead else ()
         if dead:
-            raise self.dead[dead[0]].about(dead)
+            raise with_env_ids(self.dead[dead[0]], dead)
 
     def _mark_dead(self, worker: WorkerHandle, death: Death | None = None) -> None:
         self._refuse_closed()
