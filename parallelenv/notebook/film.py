@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import functools
 import html
-import importlib.util
 import io
 import math
 import numbers
@@ -216,7 +215,13 @@ class Film:
 
 def has_ffmpeg() -> bool:
     """Return whether MP4 files can be written."""
-    return importlib.util.find_spec("imageio_ffmpeg") is not None
+    try:
+        import imageio_ffmpeg
+
+        imageio_ffmpeg.get_ffmpeg_exe()
+    except (ImportError, RuntimeError):  # the package or, on some platforms, the program is not installed
+        return False
+    return True
 
 
 def check_format(video_format: object) -> None:
@@ -225,8 +230,8 @@ def check_format(video_format: object) -> None:
         raise ArgumentError(f"video_format={show(video_format)} is not known; expected one of {FORMATS}.")
     if video_format == "mp4" and not has_ffmpeg():
         raise MissingDependencyError(
-            "MP4 films need the package imageio-ffmpeg, which is not installed. Install it with: pip install "
-            "imageio-ffmpeg, or write .webp, .gif or .png."
+            "MP4 films need the package imageio-ffmpeg and a program ffmpeg that it finds. Install both with: pip "
+            "install imageio-ffmpeg, or write .webp, .gif or .png."
         )
     from PIL import features
 
@@ -282,11 +287,6 @@ def check_size(picture: Array, video_format: str) -> None:
         )
 
 
-def save_animation(path: str | Path, frames: Sequence[Array], fps: float = 30.0) -> None:
-    """Write frames to a file as a film, in the format that the suffix stands for. See `encode_animation`."""
-    Path(path).write_bytes(encode_animation(frames, format_of(path), fps))
-
-
 def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> bytes:
     """Encode frames, each ``(height, width, 3)`` uint8, as a film. The film loops forever unless it is an MP4.
 
@@ -320,6 +320,12 @@ def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> 
 
     check_size(whole[0], video_format)
     duration = round(1000 / playing_fps(fps, video_format))  # milliseconds
+    if video_format == "gif":
+        # Pillow joins equal frames, but a frame can last at most 655.35 s: one pixel keeps longer runs apart.
+        most = 655_350 // duration
+        for index in range(most, len(whole), most):
+            whole[index] = whole[index].copy()
+            whole[index][0, 0] ^= 128
     first, *others = map(Image.fromarray, whole)
     film = io.BytesIO()
     first.save(film, video_format, save_all=True, append_images=others, duration=duration, loop=0)

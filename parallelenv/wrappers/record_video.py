@@ -12,7 +12,7 @@ from parallelenv.contract.arguments import Ids, check_positive, parse_ids
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import hint_at, show
 from parallelenv.errors import ArgumentError
-from parallelenv.notebook.film import check_format, check_fps, check_size, refuse_dark_envs, save_animation
+from parallelenv.notebook.film import check_format, check_fps, check_size, encode_animation, refuse_dark_envs
 from parallelenv.results import StepResult
 from parallelenv.wrappers.base import ParallelWrapper, States, Wrappable
 
@@ -134,7 +134,7 @@ class RecordVideo(ParallelWrapper):
         path: Path | None = None
         try:
             path = self._new_path()
-            save_animation(path, self._frames, self._fps)
+            path.write_bytes(encode_animation(self._frames, self._format, self._fps))
         except BaseException as error:
             if path is not None:
                 path.unlink(missing_ok=True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import io
 import re
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -14,12 +17,12 @@ import pytest
 from conftest import MakeEnv
 from films import Lamp, counts, frames_of, lamps
 from modes import PROCESSES, here_and_in_processes
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvBusyError, MissingDependencyError, ResetNeededError, UsageError
 from parallelenv.notebook import film as films
-from parallelenv.notebook.film import has_ffmpeg
+from parallelenv.notebook.film import encode_animation, has_ffmpeg
 from parallelenv.notebook.show import Screen
 from parallelenv.testing.envs import Old
 
@@ -173,6 +176,21 @@ def test_html_of_an_mp4_film_has_video_controls(tmp_path: Path) -> None:
         assert one.video_format == "mp4"
         assert one.data[4:8] == b"ftyp"
         assert "<video controls" in one._repr_mimebundle_()["text/html"]
+
+
+def test_film_is_a_webp_if_the_program_ffmpeg_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = Mock(side_effect=RuntimeError("No ffmpeg exe could be found."))
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", Mock(__spec__=True, get_ffmpeg_exe=find, write_frames=find))
+    with ParallelEnv([Lamp]) as env:
+        assert env.record(stay, 1, progress=False).video_format == "webp"
+        with pytest.raises(MissingDependencyError, match="imageio-ffmpeg and a program ffmpeg that it finds"):
+            env.record(stay, 1, "film.mp4", progress=False)
+
+
+def test_gif_of_a_picture_that_does_not_change_for_long_is_written() -> None:
+    data = encode_animation([frame(8, 8, 128)] * 40, "gif", 0.02)
+    with Image.open(io.BytesIO(data)) as film:
+        assert sum(each.info["duration"] for each in ImageSequence.Iterator(film)) == 40 * 50_000
 
 
 def test_record_checks_its_arguments_before_any_reset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
