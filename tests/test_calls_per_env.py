@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -269,6 +270,17 @@ def test_object_without_step_cannot_be_reset_or_stepped(make_env: MakeEnv) -> No
     env.reset(1)
     assert env.step([0], 1).dones.tolist() == [False]
     assert env.customized_method("double", {"by": 4}, [2, 0]) == [8, 4]
+
+
+def test_object_without_step_never_needs_a_reset(make_env: MakeEnv) -> None:
+    env = make_env([Component(1), partial(Asked, 1), partial(Component, 2)])
+    state = env.save_state()
+    assert env.load_state(state) == (1,)
+    env.reset(1)
+    assert env.load_state(env.save_state()) == ()
+    assert env.load_state(state) == (1,)
+    assert env._repr_mimebundle_()["text/plain"].splitlines()[1].split(None, 1)[1] == "1 needs reset, 2 for calls only"
+    assert env.load_state(replace(state, envs=(None, *state.envs[1:]))) == (0, 1)  # which could not be saved
 
 
 def test_rollout_without_policy_names_the_missing_method(make_env: MakeEnv) -> None:

@@ -1,6 +1,6 @@
 """The status of each env, its call in flight, if any, and the saved state of a `ParallelEnv`.
 
-An env is in one of four phases. The table describes each phase, and the events that end it:
+An env that can be stepped is in one of four phases. The table describes each phase, and the events that end it:
 
 =============  ==============================================================  =========================================
 phase          meaning                                                         left by
@@ -11,9 +11,9 @@ DONE           its episode has ended, and the next has not started by itself   a
 EXHAUSTED      its latest reset found no further episode                       a reset, a loss
 =============  ==============================================================  =========================================
 
-A loss is any event that leaves the env without a known episode, such as the death of its worker. Usually, only a few
-envs need a reset or are exhausted, so these two phases are kept as sets of env ids; the phase DONE is kept as a bool
-array.
+A loss is any event that leaves the env without a known episode, such as the death of its worker. An env that lacks
+``reset`` or ``step`` has no episodes, and is always in the phase STEPLESS. Usually, only a few envs need a reset or are
+exhausted, so these two phases are kept as sets of env ids; the phase DONE is kept as a bool array.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ class Phase(enum.Enum):
     RUNNING = "running"
     DONE = "done"
     EXHAUSTED = "exhausted"
+    STEPLESS = "for calls only"
 
 
 class EnvTable:
@@ -239,6 +240,8 @@ class EnvTable:
 
     def phase(self, env_id: int) -> Phase:
         """Return the phase of an env."""
+        if env_id in self._stepless:
+            return Phase.STEPLESS
         if env_id in self._needs_reset:
             return Phase.NEEDS_RESET
         if env_id in self.exhausted:
@@ -334,7 +337,7 @@ class EnvTable:
 
     def needing_reset(self) -> list[int]:
         """Return the ids of the envs in the phases ``NEEDS_RESET`` and ``EXHAUSTED``."""
-        return [*list(self._needs_reset), *list(self.exhausted)]
+        return [*self._needs_reset.difference(self._stepless), *self.exhausted]
 
     def absent_info(self, env_id: int) -> Info:
         """Return the info that a step's result contains for an env that was not stepped."""
@@ -461,4 +464,4 @@ class EnvTable:
         self.reset_infos = list(map(deep_copy, checkpoint.reset_infos))
         self.set_paused(self.env_ids, False)
         self.set_paused(np.flatnonzero(checkpoint.paused).tolist(), True)
-        return tuple(sorted(self._needs_reset))
+        return tuple(sorted(self._needs_reset.difference(self._stepless).union(unsaved)))

@@ -32,13 +32,15 @@ LOOKS = {
     "done": StateStyle("#0072b2", "✓", "its episode has ended"),
     "needs reset": StateStyle("#f0e442", "!", "it has no episode: call reset()", "needs reset", "need reset"),
     "exhausted": StateStyle("#cc79a7", "∅", "it has no more tasks"),
+    "for calls only": StateStyle("#cccccc", "()", "it lacks reset() or step()"),
     "paused": StateStyle("#e69f00", "‖", "left out until resume()"),
     "failed": StateStyle("#d55e00", "x", "its worker has died: call restart()", *["failed (worker died)"] * 2),
     "closed": StateStyle("#999999", "-", "close() was called"),
 }
 """The states of envs, in the order of the legend."""
 _MOST_SQUARES = 256
-_MOST_WORKERS = 16
+MOST_WORKERS = 16
+"""Maximum number of workers in a display."""
 _GRID = "font:bold 11px/14px sans-serif;color:#000;"
 _SQUARE = (
     "display:inline-block;vertical-align:top;width:14px;height:14px;margin:1px;border-radius:2px;text-align:center;"
@@ -88,11 +90,11 @@ class ReprData:
 
     def _rows(self) -> list[tuple[str, str, str]]:
         rows = []
-        for env_ids, process, memory in self.workers[:_MOST_WORKERS]:
+        for env_ids, process, memory in self.workers[:MOST_WORKERS]:
             pid = str(process.pid) if process.is_near else f"{process.pid} on {process.machine}"
             size = "" if memory is None else f"{memory / 1e6:,.0f} MB"
             rows.append((name_range(env_ids), pid if process.pid else "", size))
-        left = len(self.workers) - _MOST_WORKERS
+        left = len(self.workers) - MOST_WORKERS
         return [*rows, (f"... and {count(left, 'more worker')}", "", "")] if left > 0 else rows
 
     def text(self) -> str:
@@ -158,7 +160,7 @@ def repr_data(env: ParallelEnv, title: str) -> ReprData:
             parts.setdefault(pool.processes.get(env_id, UNKNOWN_PROCESS), []).append(env_id)
         for process, owned in parts.items():
             if process not in memory:
-                memory[process] = process.memory() if len(workers) < _MOST_WORKERS else None
+                memory[process] = process.memory() if len(workers) < MOST_WORKERS else None
             workers.append(WorkerRow(tuple(owned), process, memory[process]))
     return ReprData(title, states, table.stats.summary(), workers)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from films import Lamp, counts, frames_of, lamps
+from gymnasium.error import ResetNeeded
 from modes import PROCESSES, here_and_in_processes
 from PIL import Image, ImageSequence
 
@@ -350,6 +351,30 @@ def test_error_of_an_env_keeps_its_type_and_gets_a_hint_before_the_reset(make_en
     assert not getattr(group.value, "__notes__", None)
     with ParallelEnv([Lamp, Dark]) as env, pytest.raises(ArgumentError, match=r"env 1 has render_mode=None, so it ret"):
         env.show()
+
+
+class Drawing:
+    """Has neither ``reset()`` nor ``step()``."""
+
+    def __init__(self, frame: Any) -> None:
+        self.frame = frame
+
+    def render(self) -> Any:
+        if isinstance(self.frame, str):
+            raise ResetNeeded("no data")
+        return self.frame
+
+
+@here_and_in_processes
+def test_show_of_an_object_without_reset_raises_the_cause(make_env: MakeEnv, shown: list[Any]) -> None:
+    env = make_env([partial(Drawing, None), partial(Drawing, "raises"), partial(Drawing, frame(2, 2, 1))], num_cpus=2)
+    with pytest.raises(ArgumentError, match="The frame of env 0 is None"):
+        env.show(0)
+    with pytest.raises(ResetNeeded, match="no data") as caught:
+        env.show(1)
+    assert "before show()" not in "".join(caught.value.__notes__)
+    env.show(2)
+    assert len(shown) == 1
 
 
 def test_frames_of_many_envs_are_scaled_down_and_tiled(shown: list[Any], tmp_path: Path) -> None:
