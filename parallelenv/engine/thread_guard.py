@@ -66,6 +66,16 @@ class Guard:
                 "Call it afterwards."
             )
 
+    def call_user(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call a function of the user, such as a policy. A tracer does not count its time as part of the call."""
+        if self.tracer is not None:
+            self.tracer.end()
+        try:
+            return function(*arguments, **named)
+        finally:
+            if self.tracer is not None:
+                self.tracer.begin()
+
     def refusal(self, call: str) -> ParallelEnvError:
         """Return the error for a call on a closed object or in a forked process."""
         if self.is_closed:

@@ -29,6 +29,7 @@ from parallelenv.contract.worker_info import clock_id, this_process
 from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.engine.tickets import Ticket
 from parallelenv.errors import ArgumentError, EnvBusyError, ParallelEnvError, UsageError
+from parallelenv.notebook.repr import MOST_WORKERS
 from parallelenv.worker.tracer import WorkerRecord
 
 if TYPE_CHECKING:
@@ -283,7 +284,6 @@ _CHECK_INTERVAL = 1e-3
 """Seconds between checks of whether another thread's call has ended."""
 _MUCH = 0.2
 """Minimum share of the time that transport or waiting for stragglers must take before the advice is about them."""
-_MOST_WORKERS = 16
 
 
 class Profile:
@@ -499,7 +499,7 @@ class Summary:
         policy_share: Part of ``env_share`` in which a worker ran the policy of a rollout, averaged over workers.
         busy: For each worker, in the order of ``workers``, the share of the time in which it ran.
         workers: Env ids of each worker.
-        envs: An `EnvTime` for each env that was stepped.
+        envs: An `EnvTime` for each env that was stepped; all envs of a vector env count as its first one.
         missing: Ids of envs whose worker sent no record, because it died or was still busy.
         rebuilt: Ids of envs whose worker was rebuilt; the record of the former worker is lost.
         is_cut: Whether the start of the recording is missing because its oldest events were dropped. If so, the other
@@ -541,10 +541,10 @@ class Summary:
         lines.append(format_table(("where", "share", "what"), shown, left=("where", "what")))
         workers = [(name_range(ids), f"{busy:.1%}") for ids, busy in zip(self.workers, self.busy, strict=True)]
         if workers:
-            table = format_table(("worker of envs", "busy"), workers[:_MOST_WORKERS], left=("worker of envs",))
+            table = format_table(("worker of envs", "busy"), workers[:MOST_WORKERS], left=("worker of envs",))
             lines += ["", table]
-        if len(workers) > _MOST_WORKERS:
-            lines.append(f"... and {count(len(workers) - _MOST_WORKERS, 'more worker')}")
+        if len(workers) > MOST_WORKERS:
+            lines.append(f"... and {count(len(workers) - MOST_WORKERS, 'more worker')}")
         if slowest := self.slowest:
             usual = float(np.median([env.mean for env in self.envs]))
             lines += [
@@ -606,9 +606,12 @@ def _advise(recording: Recording, found: Summary) -> str:
     if slowest is None:
         return "no env was stepped; profile some steps."
     if found.caller_share >= max(found.transport_share, found.env_share):
+        # A lone worker in this process may be the caller's thread, in which nothing runs in the meantime.
+        is_alone = [worker.process for worker in recording.workers] == [this_process()]
+        where = " in para_mode='subproc'" if is_alone else ""
         return (
             f"your own code takes {found.caller_share:.0%} of the time, so faster envs would not help; use "
-            "send() and recv() to let envs work in the meantime."
+            f"send() and recv(){where} to let envs work in the meantime."
         )
     if found.transport_share > max(_MUCH, found.straggler_loss):
         return _advise_on_transport(recording, found)

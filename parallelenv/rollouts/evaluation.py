@@ -120,7 +120,7 @@ class EpisodeRunner:
                 result = None  # the result lacks the states of these envs
             if not env_ids or not self._goes_on(engine):
                 return
-            actions, _ = runner.act(env_ids, engine.states_of(env_ids, result))
+            actions, _ = engine.guard.call_user(runner.act, env_ids, engine.states_of(env_ids, result))
             result = engine.step(actions, env_ids, "item")
             ended = self._note(result)
             if ended:

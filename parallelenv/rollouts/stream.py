@@ -95,7 +95,7 @@ class Stream:
         if env_ids:
             states = engine.states_of(env_ids, result)
             known = {"env_ids": np.array(env_ids, dtype=np.int64)} if self._takes_ids else {}
-            actions = self._policy(states, **known)
+            actions = self._guard.call_user(self._policy, states, **known)
             is_triple = type(actions) is tuple and len(actions) == 3 and actions[1] is None
             if is_triple and engine.pool.layout.action_space is not None:  # without a space, `None` may be an action
                 raise ActionError(

@@ -121,6 +121,26 @@ def test_profile_times_match_durations_of_env_steps_and_of_the_policy(make_env: 
     assert "policy" in repr(rolled)
 
 
+def test_policy_that_acts_in_this_process_counts_as_your_code(make_env: MakeEnv) -> None:
+    thought = 0.0
+
+    def think(states: Any) -> list[int]:
+        nonlocal thought
+        time.sleep(0.01)
+        thought += 0.01
+        return [1] * len(states)
+
+    env = make_env([lambda: Counter(0, 4)] * 4, num_cpus=2, asynchronous="restart")
+    for run in (lambda: env.run_episodes(think, 8, progress=False), lambda: list(env.stream(think, 32, min_envs=4))):
+        env.reset()
+        thought = 0.0
+        with env.profile() as profile:
+            run()
+        found = profile.summary()
+        assert found.caller_share * found.seconds > 0.8 * thought
+        assert "your own code takes" in found.advice
+
+
 def test_profile_records_steps_of_an_adapter_and_their_resets(make_env: MakeEnv) -> None:
     env = make_env([lambda: Counter(0, 2)] * 2)
     vector_env = env.to_gymnasium("NextStep")
@@ -462,7 +482,17 @@ def test_advice_on_transport_time_suggests_suitable_remedies(
 @pytest.mark.parametrize(
     ("workers", "calls", "said"),
     [
-        ([worker(0.3)], 0.4, "your own code takes 60% of the time"),
+        (
+            [worker(0.3)],
+            0.4,
+            "your own code takes 60% of the time, so faster envs would not help; use send() and recv() to",
+        ),
+        (
+            [worker(0.3, process=HERE)],
+            0.4,
+            "use send() and recv() in para_mode='subproc' to let envs work in the meantime",
+        ),
+        ([worker(0.3, 0, HERE), worker(0.3, 1, HERE)], 0.4, "use send() and recv() to let envs work in the meantime"),
         ([worker(0.5, operations=["reset"])], 1.0, "no env was stepped"),
         ([worker(0.81, 0), worker(0.81, 1)], 1.0, "envs take 81% of the time; only faster envs"),
         ([worker(0.76, 0), worker(0.26, 1)], 1.0, "workers wait for the slowest of them 25% of the time (env 0 takes"),
