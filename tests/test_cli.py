@@ -167,7 +167,7 @@ def test_compare_continues_after_failures_and_recommends_a_correct_mode(call: Ca
     assert f"Picture: {path}" in ended.out
 
 
-def test_compare_continues_after_an_env_that_fails_in_a_plain_loop(call: Call, tmp_path: Path) -> None:
+def test_compare_continues_after_an_env_that_fails_in_a_plain_loop(call: Call) -> None:
     ended = call(f"compare CartPole-v1 test-broken-v0 FrozenLake-v1 --modes {OTHER} {QUICK}")
     assert ended.code == 1
     message = r"parallelenv: The env 'test-broken-v0' fails in a plain loop: ZeroDivisionError: it broke.*\n"
