@@ -520,8 +520,9 @@ PAIR = (
 def test_unpacking_reset_like_gymnasium_is_refused(make_env: MakeEnv, num_envs: int) -> None:
     env = make_env([Toolbox] * num_envs)
     for targets in ("obs, info", "states, reset_infos", "first, _"):
-        with pytest.raises(ArgumentError, match=PAIR):
-            exec(f"def begin(env):\n    {targets} = env.reset(seed=3)\nbegin(env)", {"env": env})
+        for one in (env, ParallelWrapper(env)):
+            with pytest.raises(ArgumentError, match=PAIR):
+                exec(f"def begin(env):\n    {targets} = env.reset(seed=3)\nbegin(env)", {"env": one})
     with pytest.raises(ArgumentError, match=PAIR):
         exec("obs, info = env.reset()", {"env": env})
     with pytest.raises(ArgumentError, match=PAIR):
@@ -539,5 +540,6 @@ def test_states_of_two_envs_may_be_unpacked() -> None:
         both[0], both[1] = env.reset(seed=[1, 1])
         assert (both[0] == first).all()
     with ParallelEnv([Pair] * 3) as env:
-        numbers, _ = env.reset()
-        assert numbers.shape == (3,)
+        for one in (env, ParallelWrapper(env)):
+            numbers, _ = one.reset()
+            assert numbers.shape == (3,)

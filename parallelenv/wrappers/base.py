@@ -85,8 +85,9 @@ class ParallelWrapper(ShortTracebacks):
     so all envs in the result need a reset.
 
     Methods that would bypass wrappers raise `UsageError`: `rollout`, `stream`, `run_episodes`, `play`, `record`,
-    `send_reset`, `arecv`, `get_state`, `send_action`, `to_gymnasium`, `to_sb3`, `to_tianshou`. Call them on
-    `unwrapped`, or wrap the individual envs.
+    `send_reset`, `arecv`, `get_state`, `send_action`, `to_gymnasium`, `to_sb3`, `to_tianshou`. Wrap the
+    individual envs, or call these methods on `unwrapped`. In the second case, reset the envs before you use the wrapper
+    again, because it has not seen the steps in between.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
@@ -114,7 +115,7 @@ class ParallelWrapper(ShortTracebacks):
 
         Args:
             states: The first states of the envs in ``env_ids``, batched.
-            env_ids: Ids of the envs, in the order of the states. Exhausted envs are left out.
+            env_ids: Ids of the envs, in the order of the states. Exhausted envs are left out. There may be no ids.
         """
         return states
 
@@ -133,7 +134,9 @@ class ParallelWrapper(ShortTracebacks):
         """Start new episodes. See `ParallelEnv.reset`."""
         env_ids = self.chosen(id)
         self._refuse_handed_over()
-        refuse_pair(None)  # a wrapper may return states of any form
+        structure = Structure(self.single_observation_space)
+        is_batch = structure.is_single and structure.space is not None  # otherwise, the states may be a pair
+        refuse_pair(len(env_ids) if is_batch else None)
         try:
             states = self.env.reset(id, seed=seed, options=options)
         except BaseException as error:
@@ -179,9 +182,9 @@ class ParallelWrapper(ShortTracebacks):
             raise AttributeError(f"{self!r} has no next_task(); a ParallelEnv made by from_samplers() has.")
         return self.reset(id, options=kwargs or None)
 
-    def close(self) -> None:
-        """Close the `ParallelEnv`."""
-        self.env.close()
+    def close(self, timeout: float | None = None) -> None:
+        """Close the `ParallelEnv`. See `ParallelEnv.close`."""
+        self.env.close(timeout)
 
     def _before(self, action: object, id: Ids) -> None:
         self._refuse_handed_over()
@@ -207,8 +210,8 @@ class ParallelWrapper(ShortTracebacks):
     ) -> States:
         """Return the states that ``look`` returns for the envs that are not exhausted, and ``None`` for the others."""
         living = np.flatnonzero(~self.exhausted[list(env_ids)]).tolist()
-        if len(living) == len(env_ids) or not living:
-            return look(states, env_ids) if living else states
+        if len(living) == len(env_ids):
+            return look(states, env_ids)
         batch = batch_of(self.env.single_observation_space, [states[row] for row in living])
         seen = look(batch, tuple(env_ids[row] for row in living))
         return states if seen is batch else scattered(seen, self.single_observation_space, living, len(env_ids))
@@ -346,7 +349,7 @@ class ParallelWrapper(ShortTracebacks):
     def _refuse(self, call: str, *args: object, **kwargs: object) -> NoReturn:
         raise UsageError(
             f"{call}() would bypass {type(self).__name__}. Wrap the single envs instead, or the other library's "
-            f"object; env.unwrapped.{call}() runs without this wrapper."
+            f"object; env.unwrapped.{call}() runs without this wrapper: if it steps envs, reset them afterwards."
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -421,8 +424,8 @@ class StateWrapper(ParallelWrapper):
         """Return processed states.
 
         This method receives the states of each result of `reset`, `step`, `recv` and `step_wait`. Envs that have no
-        state are left out. If envs ended an episode and started the next one in the same step, this method is called a
-        second time, with the states in ``info["ended_state"]``.
+        state are left out; if no env has one, this method is not called. If envs ended an episode and started the next
+        one in the same step, this method is called a second time, with the states in ``info["ended_state"]``.
 
         Args:
             states: Batched as `ParallelEnv.step` returns them, for any number of envs.
@@ -447,8 +450,6 @@ class StateWrapper(ParallelWrapper):
         Raises:
             ArgumentError: If `process` returns something other than a batch of states that fit the observation space.
         """
-        if not len(result.dones):
-            return result
         states = self._processed(result.states, len(result.dones))
         infos = [info for info in result.infos[result.dones] if info.get("ended_state") is not None]
         if infos and self.restarts:
@@ -466,6 +467,8 @@ class StateWrapper(ParallelWrapper):
         )
 
     def _processed(self, states: States, num_states: int) -> States:
+        if not num_states:
+            return batch_of(self.single_observation_space, ())
         processed = self.process(states)
         check_states(self.single_observation_space, processed, num_states)
         return processed

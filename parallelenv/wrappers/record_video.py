@@ -94,7 +94,8 @@ class RecordVideo(ParallelWrapper):
 
     def on_reset(self, states: States, env_ids: tuple[int, ...]) -> States:
         """Add a frame after a reset."""
-        self._film()
+        if env_ids:  # otherwise, the frame would be the same as the one before
+            self._film()
         return states
 
     def on_step(self, result: StepResult) -> StepResult:
@@ -155,8 +156,8 @@ class RecordVideo(ParallelWrapper):
                 break
         return path
 
-    def close(self) -> None:
-        """Write the current video, and close the `ParallelEnv`.
+    def close(self, timeout: float | None = None) -> None:
+        """Write the current video, and close the `ParallelEnv`. See `ParallelEnv.close` for ``timeout``.
 
         Raises:
             OSError: If the video cannot be written. The `ParallelEnv` is closed anyway, and you can call `save` to try
@@ -165,4 +166,4 @@ class RecordVideo(ParallelWrapper):
         try:
             self.save()
         finally:
-            super().close()
+            super().close(timeout)

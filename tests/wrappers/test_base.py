@@ -57,6 +57,16 @@ class Same(StateWrapper):
         return answer
 
 
+class Largest(StateWrapper):
+    """Returns the largest number of each state. It cannot process an empty batch."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env, gym.spaces.Box(-np.inf, np.inf, (), np.float64))
+
+    def process(self, states: Any) -> Any:
+        return np.stack([np.float64(state.max()) for state in states])
+
+
 class Watching(ParallelWrapper):
     """Records the env ids of the results it has seen."""
 
@@ -130,6 +140,18 @@ def test_states_of_every_kind_pass_unchanged(kind: str, asynchronous: Any, copy:
             assert difference(list(expected), list(found)) is None
 
 
+@pytest.mark.parametrize("kind", [Largest, NormalizeStates, partial(StackStates, stack_size=2)])
+def test_batch_without_envs_has_the_form_of_processed_states(kind: Any, make_env: MakeEnv) -> None:
+    env = kind(make_env([partial(Fragile, number) for number in range(3)], asynchronous="continue"))
+    env.reset()
+    states = env.step([GO_ON] * 3).states
+    expected = states.copy()
+    states[env.done] = env.reset(id=env.done)  # no episode has ended
+    assert difference(expected, states) is None
+    for empty in (env.reset(id=[]), env.step([], id=[]).states):
+        assert difference(states[:0], empty) is None
+
+
 def test_wrapper_sees_every_result_once(make_env: MakeEnv) -> None:
     env = Watching(Doubled(make_env(ENV_FNS)))
     env.reset()
@@ -175,6 +197,8 @@ def test_wrapper_forwards_everything_else(make_env: MakeEnv) -> None:
     assert env.get_env_attr("number") == [0, 2]
     with pytest.raises(AttributeError, match="nonsense"):
         env.nonsense  # noqa: B018
+    with pytest.raises(ArgumentError, match=r"timeout=-1 must be .* Nothing was closed"):
+        env.close(-1)
     with env:
         pass
     with pytest.raises(ClosedError):
@@ -183,7 +207,7 @@ def test_wrapper_forwards_everything_else(make_env: MakeEnv) -> None:
 
 @pytest.mark.parametrize("call", ["rollout", "to_gymnasium", "to_sb3", "to_tianshou"])
 def test_calls_that_bypass_the_wrapper_are_refused(call: str) -> None:
-    with ParallelEnv([Counter]) as env, pytest.raises(UsageError, match=rf"{call}\(\) would bypass Doubled"):
+    with ParallelEnv([Counter]) as env, pytest.raises(UsageError, match=rf"{call}.* bypass Doubled.*reset them"):
         getattr(Doubled(env), call)()
 
 

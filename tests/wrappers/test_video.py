@@ -21,6 +21,7 @@ from parallelenv.wrappers import RecordVideo
 def test_film_shows_each_step(video_format: str, make_env: MakeEnv, tmp_path: Path) -> None:
     env = RecordVideo(lamps(make_env, 0, 1), tmp_path / "films", video_length=4, video_format=video_format)
     env.reset()
+    env.reset(id=[])  # adds no frame
     for _ in range(3):
         assert env.paths == []
         env.step([0, 0])
@@ -49,7 +50,7 @@ def test_step_trigger_starts_films_and_close_ends_them(make_env: MakeEnv, tmp_pa
         env.send([0])
         env.recv()
     assert [path.name for path in env.paths] == ["lamp-step-0.webp", "lamp-step-3.webp"][: len(env.paths)]
-    env.close()
+    env.close(timeout=5.0)
     assert [path.name for path in env.paths] == ["lamp-step-0.webp", "lamp-step-3.webp"]
     assert len(frames_of(env.paths[1])) == 1
     assert asked == sorted(set(asked))
