@@ -109,18 +109,19 @@ class Assembler:
         table, stepped = self._table, outcome.stepped
         rows = batch.rows(stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
+        reborn: Sequence[int] = ()  # envs that were reset instead of stepped, because their episode had ended
+        if self._done_policy.resets_next and has_true(table.done):
+            reborn = table.ended(stepped)
         if outcome.extras and (has_true(terminated) or has_true(truncated)):
             table.record_exhausted(outcome.exhausted)
-        reborn: list[int] = []  # envs that were reset instead of stepped, because their episode had ended
-        if self._done_policy.resets_next and has_true(table.done):
-            reborn = [env_id for env_id in table.ended(stepped) if env_id not in outcome.restarted]
         flags = table.record_step(outcome.env_ids, rows, terminated, truncated)
         counted: Any = None if stepped is table.env_ids else rows
         if resets := {*reborn, *outcome.resets}:  # they do not count as steps
             counted = batch.rows([env_id for env_id in stepped if env_id not in resets])
         table.stats.add_step(batch.outcome(), counted)
         if reborn:
-            table.stats.begin_episodes(reborn)
+            table.stats.begin_episodes(list(reborn))
+            reborn = [env_id for env_id in reborn if env_id not in outcome.restarted]  # these have their reset's info
         is_plain = len(stepped) == len(outcome.env_ids) and not (outcome.extras or outcome.resets)
         infos: Any
         if gathers and is_plain and not (self._done_policy.autoreset and has_true(flags[2])):

@@ -420,17 +420,21 @@ class Engine:
         return result
 
     def _restart_failed(self, outcome: Outcome, recovery: Recovery) -> Outcome:
-        """Restart the envs that failed in a step, and return a new outcome, in which their episodes are truncated."""
+        """Restart the envs that failed in a step, and return a new outcome, in which their episodes are truncated.
+
+        If an env's episode had already ended and this step was to reset the env, no episode is truncated.
+        """
         raised = {env_id: failure for env_id, failure in outcome.failures.items() if env_id in outcome.resets}
         others = {env_id: failure for env_id, failure in outcome.failures.items() if env_id not in raised}
         restarted, left = recovery.restart_failed(others)
         batch, extras = self.pool.batch, dict(outcome.extras)
         for env_id, (failure, begun) in restarted.items():
             row = env_id - batch.layout.first
+            was_ended = self.done_policy.resets_next and self.table.done[env_id]  # the step was to be a reset
             batch.rewards[row] = 0.0
-            batch.flags[row] = False, True
+            batch.flags[row] = False, begun.is_exhausted or not was_ended
             batch.drop_infos([row])
-            info = {**(begun.info or {} if begun.is_exhausted else {}), "failure": with_note(failure)}
+            info = {**(begun.info or {} if begun.is_exhausted or was_ended else {}), "failure": with_note(failure)}
             extras[env_id] = Extra(info, begun.loose, reset_info=begun.info, is_exhausted=begun.is_exhausted)
             self.table.reset_infos[env_id] = begun.info or {}
         self.table.record_running(restarted)

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -106,12 +107,30 @@ class Looped(gym.Env[Any, Any]):
 
 
 class Fragile(Looped):
-    """Raises for action 1."""
+    """Raises an exception for action 1."""
+
+    def __init__(
+        self, length: int = 2, make_error: Callable[[], BaseException] = lambda: KeyError("one is too much")
+    ) -> None:
+        super().__init__(length)
+        self.make_error = make_error
 
     def step(self, action: Any) -> Any:
         if action == 1:
-            raise KeyError("one is too much")
+            raise self.make_error()
         return super().step(action)
+
+
+class Once(Looped):
+    """Can be reset only once."""
+
+    was_reset = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if self.was_reset:
+            raise KeyError("once is enough")
+        self.was_reset = True
+        return super().reset(seed=seed)[0], {"was_reset": True}
 
 
 class Slow(Looped):

@@ -16,7 +16,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from modes import LOCAL, THREADS, here_and_in_processes, in_modes
 
-from adapters.envs import Drawn, Echo, Fragile, Looped, Varied
+from adapters.envs import Drawn, Echo, Fragile, Looped, Once, Varied
 from adapters.neighbours import Twins
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, ClosedError, UsageError
@@ -256,3 +256,19 @@ def test_episode_of_restarted_env_is_truncated(autoreset_mode: str, make: Any) -
     assert isinstance(last_infos["failure"][1], KeyError)
     assert "final_obs" not in infos  # the last state is unknown
     assert env.step(ZEROS)[0].tolist() == [[3], [0 if autoreset_mode == "NextStep" else 1], [3]]
+
+
+@here_and_in_processes
+def test_env_that_fails_in_its_automatic_reset_ends_no_episode(make: Any) -> None:
+    env = make([partial(Looped, 9), partial(Once, 1), partial(Looped, 9)], on_failure="restart")
+    env.reset()
+    assert env.step(ZEROS)[2].tolist() == [False, True, False]
+    observations, rewards, terminations, truncations, infos = env.step(ZEROS)
+    assert (observations.tolist(), rewards.tolist()) == ([[2], [0], [2]], [4, 0, 4])
+    assert not (terminations | truncations).any()
+    assert isinstance(infos["failure"][1], KeyError)
+    assert infos["_was_reset"].tolist() == [False, True, False]
+    assert env.parallel_env.reset_infos[1] == {"was_reset": True}
+    assert env.step(ZEROS)[2].tolist() == [False, True, False]
+    found = env.parallel_env.engine.table.stats.summary()
+    assert (found.num_steps, found.num_episodes, found.mean_length) == (8, 2, 1.0)
