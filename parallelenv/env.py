@@ -37,7 +37,7 @@ from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import count, show
 from parallelenv.contract.protocol import Lookup, MethodCall, WorkerSpec
 from parallelenv.contract.spaces import Action, Info, Space, Spaces, State, batched
-from parallelenv.contract.tracebacks import short_tracebacks, shortens_tracebacks, warn_user
+from parallelenv.contract.tracebacks import reports_failures, short_tracebacks, shortens_tracebacks, warn_user
 from parallelenv.engine import cell_reruns
 from parallelenv.engine.assemble import Align
 from parallelenv.engine.done_policies import make_done_policy
@@ -619,8 +619,8 @@ class ParallelEnv:
         """
         try:
             batch = self.recv(1, 1, timeout, "batch")
-        except WorkerTimeoutError:
-            if timeout is None:
+        except WorkerTimeoutError as error:
+            if timeout is None or reports_failures(error):
                 raise
             return None
         (state, _, is_done, _), env_id = batch[0], int(batch.env_ids[0])

@@ -283,6 +283,17 @@ def test_refused_weights_and_settings_change_nothing(make_set: MakeSet) -> None:
     assert (collectors.collect()[0].actions == 1).all()
 
 
+def test_weights_refused_with_a_timeout_error_change_nothing(make_set: MakeSet) -> None:
+    class Late(Net):
+        def set_weights(self, weights: Any) -> None:
+            raise WorkerTimeoutError("a ParallelEnv of this policy is late")
+
+    collectors = make_set(Late, few, 4)
+    with pytest.raises(WorkerTimeoutError, match="of this policy is late"):
+        collectors.set_weights(1)
+    assert collectors.version == 0
+
+
 def test_weights_that_a_busy_collector_refuses_raise_once() -> None:
     with CollectorSet(1, Net, few, num_steps=4, para_mode=ORACLE) as collectors:
         next(collectors.stream())  # the collector has its next request already

@@ -13,7 +13,7 @@ from conftest import MakeEnv
 from modes import here_and_in_processes
 
 from parallelenv import CLOSE, RESET, TERMINATED, ParallelEnv, get_worker_info
-from parallelenv.errors import NothingInFlightError
+from parallelenv.errors import NothingInFlightError, WorkerTimeoutError
 from parallelenv.testing.contract import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns, items
 from parallelenv.testing.envs import Counter, InfoEnv, Old, Sheet, Sleeper
 
@@ -311,6 +311,20 @@ def test_get_state_timeout_loses_no_result(make_env: MakeEnv) -> None:
     found = env.get_state(timeout=0.01) or env.get_state(timeout=30)
     assert found is not None
     assert found[0][:2].tolist() == [3, 1]
+
+
+def test_timeout_error_raised_by_an_env_is_not_a_timeout_of_the_call(make_env: MakeEnv) -> None:
+    class Late(Counter):
+        def step(self, action: Any) -> Any:
+            raise WorkerTimeoutError("a ParallelEnv in this env is late", (7,))
+
+    env = make_env([Late])
+    env.send_reset()
+    env.get_state()
+    env.send_action(1, 0)
+    for call in (lambda: env.get_state(timeout=30), lambda: env.run_episodes(repeat, 1)):
+        with pytest.raises(WorkerTimeoutError, match="^a ParallelEnv in this env is late"):
+            call()
 
 
 # ---------------------------------------------------------------- worker info

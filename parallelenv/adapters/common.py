@@ -14,7 +14,7 @@ from parallelenv.contract.error_text import GIVE_SPACES, name_envs
 from parallelenv.contract.failures import add_note, one_line, put
 from parallelenv.contract.protocol import Lookup, MethodCall
 from parallelenv.contract.spaces import Action, Info, Space, State
-from parallelenv.contract.tracebacks import short_tracebacks
+from parallelenv.contract.tracebacks import reports_failures, short_tracebacks
 from parallelenv.engine.assemble import Form
 from parallelenv.engine.done_policies import DonePolicy, Restart
 from parallelenv.engine.thread_guard import single_threaded, single_threaded_in
@@ -218,9 +218,9 @@ class AdapterCalls:
         """
         try:
             result = call(argument)
-        except NothingInFlightError:
-            raise nothing_begun("step") from None
         except BaseException as error:
+            if isinstance(error, NothingInFlightError) and not reports_failures(error):
+                raise nothing_begun("step") from None
             if isinstance(error, EnvBusyError) and self._engine.in_flight:  # otherwise, an env is paused
                 raise step_in_flight() from None
             convert_partial(error, convert)
@@ -341,7 +341,9 @@ def raises_first(adapter: _Class) -> _Class:
     """
 
     def first_of(error: BaseException) -> BaseException:
-        if not isinstance(error, BaseExceptionGroup) or not hasattr(error, "failures"):
+        if not isinstance(error, BaseExceptionGroup) or not reports_failures(error):
+            return error
+        if error in vars(error)["failures"].values():  # an env itself raised the group
             return error
         first, *others = error.exceptions
         for other in others:

@@ -31,7 +31,7 @@ from parallelenv.contract.env_specs import make_factories
 from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.spaces import Action, Env, Info, Space, State, describe_value
-from parallelenv.contract.tracebacks import short_tracebacks, warn_user
+from parallelenv.contract.tracebacks import reports_failures, short_tracebacks, warn_user
 from parallelenv.engine.assemble import GatheredInfos
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.tickets import Ticket
@@ -361,6 +361,8 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
         try:
             return begun.ticket.env_ids, wait(begun.ticket, timeout)  # type: ignore[union-attr]
         except (WorkerTimeoutError, KeyboardInterrupt) as error:
+            if reports_failures(error):
+                raise
             self._begun = begun
             if isinstance(error, WorkerTimeoutError) and begun.ticket.pending:  # type: ignore[union-attr]
                 pool = self.parallel_env.engine.pool

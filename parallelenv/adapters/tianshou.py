@@ -14,7 +14,7 @@ from parallelenv.contract.arguments import Ids, Options, Seeds
 from parallelenv.contract.batch import Array
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.spaces import Env, object_array
-from parallelenv.contract.tracebacks import short_tracebacks, warn_user
+from parallelenv.contract.tracebacks import reports_failures, short_tracebacks, warn_user
 from parallelenv.errors import (
     ActionError,
     ArgumentError,
@@ -162,10 +162,12 @@ class TianshouVectorEnv:
         wanted = max(1, min(self.wait_num, len(self.waiting_id)))
         try:
             return self.parallel_env.recv(wanted, timeout=self.timeout, align="batch")
-        except WorkerTimeoutError:
-            if self.timeout is None:  # an env exceeded the timeout of the ParallelEnv
+        except WorkerTimeoutError as error:
+            if self.timeout is None or reports_failures(error):  # otherwise, the wait has only ended early
                 raise
-        except NothingInFlightError:
+        except NothingInFlightError as error:
+            if reports_failures(error):
+                raise
             raise NothingInFlightError("No step is in flight to wait for. Give actions.") from None
         return self.parallel_env.recv(1, align="batch")
 

@@ -21,6 +21,7 @@ from parallelenv.contract.failures import Failure, add_note, put, raise_failures
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.rollout_data import map_leaves
+from parallelenv.contract.tracebacks import reports_failures
 from parallelenv.engine.engine import HEARTBEAT
 from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.engine.recovery import Budget
@@ -229,7 +230,7 @@ class Scheduler:
         try:
             self._catch_up(self.idle)
         except Exception as error:
-            if not isinstance(error, WorkerTimeoutError):
+            if reports_failures(error) or not isinstance(error, WorkerTimeoutError):
                 self._settings, self.version = before
             raise
 

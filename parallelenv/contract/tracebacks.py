@@ -123,7 +123,7 @@ def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
     if os.environ.get("PARALLELENV_FULL_TRACEBACK", "0") not in ("", "0"):
         return
     entries = _entries(error)
-    is_of_env = is_of_env or "failures" in object.__getattribute__(error, "__dict__")  # set by `raise_failures`
+    is_of_env = is_of_env or reports_failures(error)
     if not (is_of_env or isinstance(error, _ON_PURPOSE) or len(entries) < 2 or not _is_ours(_module(entries[-1]))):
         return
     chain, emptied = {id(error): error}, set()
@@ -144,6 +144,14 @@ def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
             # The context was handled within this package and is of no interest to the user. The exception's class
             # may forbid plain assignment.
             vars(BaseException)["__suppress_context__"].__set__(one, True)
+
+
+def reports_failures(error: BaseException) -> bool:
+    """Return whether `raise_failures` raised an error; if not, the error is about the call itself, and no env failed.
+
+    An env that has a `ParallelEnv` of its own may raise any error of this package.
+    """
+    return "failures" in object.__getattribute__(error, "__dict__")
 
 
 def causes(error: BaseException) -> dict[str, BaseException]:

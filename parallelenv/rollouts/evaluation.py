@@ -14,6 +14,7 @@ from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import count, number, show
 from parallelenv.contract.failures import put
 from parallelenv.contract.spaces import object_array
+from parallelenv.contract.tracebacks import reports_failures
 from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.errors import EnvContractError, WorkerTimeoutError
 from parallelenv.results import StepResult
@@ -101,13 +102,13 @@ class EpisodeRunner:
             engine.forget_seeds(env_ids)  # not earlier: the errors above must not use up the seeds
             try:
                 self._play(continuing, runner, env_ids, each)
-            except WorkerTimeoutError as error:
+            except BaseException as error:
+                put(error, "partial", self._evaluation())
+                if not isinstance(error, WorkerTimeoutError) or reports_failures(error):
+                    raise
                 late = continuing.pool.late(error.env_ids, continuing.pool.timeout, "run_episodes")
                 put(late, "partial", self._evaluation())
                 raise late from None
-            except BaseException as error:
-                put(error, "partial", self._evaluation())
-                raise
         return self._evaluation()
 
     def _play(self, engine: Engine, runner: PolicyRunner, env_ids: tuple[int, ...], each: ResetArguments) -> None:

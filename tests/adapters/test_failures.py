@@ -19,7 +19,7 @@ from samplers import Walks
 from adapters.conftest import OF_SB3, Adapter
 from adapters.envs import Fragile, Looped
 from adapters.neighbours import require
-from parallelenv.errors import EnvBusyError, EnvContractError, ExhaustedError
+from parallelenv.errors import EnvBusyError, EnvContractError, ExhaustedError, NothingInFlightError, WorkerTimeoutError
 from parallelenv.results import difference
 
 ZEROS = np.zeros(3, np.int64)
@@ -85,6 +85,35 @@ def test_tianshou_partial_result_has_five_arrays(make_env: MakeEnv) -> None:
     *arrays, infos = failed(whole_step, make_env(ENDS_FIRST).to_tianshou())
     assert [array.tolist() for array in arrays] == [[[1], [1]], [2, 2], [True, False], [False, False]]
     assert infos.tolist() == [{"env_id": 0}, {"env_id": 2}]
+
+
+# -------------------------------------------------------------------- errors that an env has from elsewhere
+
+
+@here_and_in_processes
+def test_exception_group_of_an_env_is_raised_whole(adapted: Adapter, make_env: MakeEnv) -> None:
+    make_error = partial(ExceptionGroup, "two sensors failed", [ValueError("left"), KeyError("right")])
+    env = adapted(make_env([partial(Fragile, 9, make_error)] * 3))
+    env.reset()
+    with pytest.raises(ExceptionGroup, match="two sensors failed") as caught:
+        env.step(ONE_ONE)
+    error: Any = caught.value
+    assert error.failures == {1: error}
+    assert error.partial.env_ids.tolist() == [0, 2]
+
+
+@here_and_in_processes
+@need_numbers
+@both_ways
+@pytest.mark.parametrize("kind", [WorkerTimeoutError, NothingInFlightError])
+def test_error_of_a_parallel_env_in_an_env_is_raised_unchanged(
+    kind: Any, step: Step, adapted: Adapter, make_env: MakeEnv
+) -> None:
+    env = adapted(make_env([partial(Fragile, 9, partial(kind, "inside"))] * 3))
+    env.reset()
+    with pytest.raises(kind, match="inside") as caught:
+        step(env, ONE_ONE)
+    assert caught.value.partial.env_ids.tolist() == [0, 2]
 
 
 # -------------------------------------------------------------------- paused envs

@@ -137,6 +137,20 @@ def test_waits_can_be_repeated_after_a_timeout_or_an_error(name: str, begin: Any
     assert env.step(ZEROS)[0].tolist() == [[2 if name == "step" else 1]] * 3
 
 
+@here_and_in_processes
+def test_wait_is_over_if_an_env_itself_raises_a_timeout_error(make: Any) -> None:
+    class Late(Looped):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            raise WorkerTimeoutError("inside")
+
+    env = make([Looped, Late, Looped])
+    env.reset_async()
+    with pytest.raises(WorkerTimeoutError, match="inside"):
+        env.reset_wait()
+    with pytest.raises(NoAsyncCallError):
+        env.reset_wait()
+
+
 def time_out(env: Any) -> None:
     env.step_async(ONE_ONE)
     with pytest.raises(TimeoutError):

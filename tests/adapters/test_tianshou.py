@@ -122,6 +122,16 @@ def test_step_returns_finished_envs_after_timeout(make_env: MakeEnv) -> None:
 
 
 @here_and_in_processes
+@pytest.mark.parametrize("kind", [WorkerTimeoutError, NothingInFlightError])
+def test_error_of_a_parallel_env_in_an_env_does_not_end_the_wait(kind: Any, make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Fragile, 9, partial(kind, "inside"))] * 3, num_cpus=3).to_tianshou(timeout=30.0)
+    env.reset()
+    with pytest.raises(kind, match="inside") as caught:
+        env.step(ONE_ONE)
+    assert sorted(caught.value.partial.env_ids.tolist()) == [0, 2]
+
+
+@here_and_in_processes
 def test_envs_are_reached_by_id_and_reset_only_by_the_user(make_env: MakeEnv) -> None:
     env_fns = [partial(Looped, length) for length in (2, 5, 6)]
     env: Any = make_env(env_fns, asynchronous="restart", copy=False).to_tianshou()
