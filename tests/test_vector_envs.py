@@ -573,7 +573,8 @@ def test_wrapped_vector_env_is_reached_through_its_wrappers() -> None:
         assert env.customized_method("tell", id=[1, 0]) == ["5", "3"]
         env.set_env_attr("length", 9)
         assert env.get_env_attr("length") == [9, 9, 9]
-        for kind, is_wrapped in ((RecordEpisodeStatistics, True), (TimeLimit, True), (Autoreset, False)):
+        wrapped = {RecordEpisodeStatistics: True, TimeLimit: True, Autoreset: False, SyncVectorEnv: False, Walk: False}
+        for kind, is_wrapped in wrapped.items():
             found = env.engine.pool.ask("get", range(3), [kind] * 3, Lookup(None, "wrapper")).listed()
             assert found == [is_wrapped, is_wrapped, False]
 

@@ -243,7 +243,7 @@ def refuse_other_rewards(batch: Batch, outcome: Outcome, dtype: np.dtype[Any]) -
         The new outcome, and the ids of the envs whose rewards were refused, ascending. In the outcome, each of these
         envs has an `EnvContractError` as its failure, but its step still counts.
     """
-    wrong = too_large_rewards(batch, outcome.stepped, dtype)
+    wrong: dict[int, Any] = {}
     extras = dict(outcome.extras)
     for env_id, extra in outcome.extras.items():
         if extra.reward is None:
@@ -255,6 +255,7 @@ def refuse_other_rewards(batch: Batch, outcome: Outcome, dtype: np.dtype[Any]) -
         elif env_id not in outcome.failures:
             batch.rewards[env_id - batch.layout.first] = number
             extras[env_id] = extra._replace(reward=None)
+    wrong = {**too_large_rewards(batch, outcome.stepped, dtype), **wrong}
     wrong = {env_id: reward for env_id, reward in wrong.items() if env_id not in outcome.failures}
     outcome = replace(outcome, extras=extras) if extras else outcome
     if not wrong:

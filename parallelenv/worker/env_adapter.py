@@ -169,6 +169,11 @@ def layers(env: Env) -> Iterator[Env]:
         env = inner
 
 
+def wrappers(env: Env) -> list[Env]:
+    """Return an env's wrappers, from the outermost inwards."""
+    return list(layers(env))[:-1]
+
+
 def _owners(env: Env) -> tuple[list[Env], list[Env]]:
     """Return the objects that may have an attribute: the layers of an env, and its parts if it is a `TaskEnv`."""
     found = list(layers(env))

@@ -355,11 +355,11 @@ class EnvGroup:
         numbers = range(self.facts.num_envs) if share.numbers is None else share.numbers
         keys = each or [lookup.key] * len(numbers)
         if lookup.how == "wrapper":
-            outer, inner = list(env_adapter.layers(self.env)), getattr(self.env.unwrapped, "envs", ())
-            layers = [[*outer, *(env_adapter.layers(inner[number]) if inner else ())] for number in numbers]
+            outer, inner = env_adapter.wrappers(self.env), getattr(self.env.unwrapped, "envs", ())
+            wrappers = [[*outer, *(env_adapter.wrappers(inner[number]) if inner else ())] for number in numbers]
             return {
-                env_id: any(isinstance(layer, kind) for layer in own)
-                for env_id, kind, own in zip(share.env_ids, keys, layers, strict=True)
+                env_id: any(isinstance(wrapper, kind) for wrapper in own)
+                for env_id, kind, own in zip(share.env_ids, keys, wrappers, strict=True)
             }
         if lookup.how == "hint" or (lookup.how == "exists" and not hasattr(self.env.unwrapped, "get_attr")):
             return {}

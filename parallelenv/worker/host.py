@@ -704,7 +704,7 @@ class Host:
         """Look up an attribute or a wrapper of an env, as ``lookup`` describes."""
         env = self._env(env_id).env
         if lookup.how == "wrapper":
-            return any(isinstance(layer, argument) for layer in env_adapter.layers(env))
+            return any(isinstance(wrapper, argument) for wrapper in env_adapter.wrappers(env))
         key = argument if lookup.key is None else lookup.key
         if lookup.how == "required":
             return env_adapter.get_existing(env, key)

@@ -224,15 +224,17 @@ def test_on_failure_restart_applies_to_invalid_rewards(adapted: Adapter, make_en
 @here_and_in_processes
 def test_sb3_refuses_rewards_that_overflow_float32(make_env: MakeEnv) -> None:
     require("stable_baselines3.common.vec_env")
-    env_fns = [Paid, partial(Paid, -1e300), partial(Paid, np.inf)]
+    env_fns = [Paid, *(partial(Paid, reward) for reward in (-1e300, np.inf, Decimal("1e300"), Fraction(10**300)))]
     env, other = make_env(env_fns).to_sb3(), make_env(env_fns).to_gymnasium()
+    zeros = np.zeros(5, int)
     for one in (env, other):
         one.reset()
-        one.step(ZEROS)
-    with pytest.raises(EnvContractError, match=r"a number that fits float32.*: env 1 -1e\+300 \(float\)") as caught:
-        env.step(ZEROS)
+        one.step(zeros)
+    wrong = r"env 1 -1e\+300 \(float\), env 3 1e\+300 \(float\), env 4 1e\+300 \(float\)\."
+    with pytest.raises(EnvContractError, match=rf"a number that fits float32.*: {wrong}") as caught:
+        env.step(zeros)
     assert caught.value.partial[1].tolist() == [1, np.inf]  # type: ignore[attr-defined]
-    assert other.step(ZEROS)[1].tolist() == [1, -1e300, np.inf]
+    assert other.step(zeros)[1].tolist() == [1, -1e300, np.inf, 1e300, 1e300]
 
 
 # -------------------------------------------------------------------- envs without a further episode

@@ -70,7 +70,8 @@ def test_attributes_and_methods_equal_those_of_dummy_vec_env(make_env: MakeEnv) 
     for indices in (None, 1, -2, range(2, -1, -2), [0, -1], [1, 1, 0], {1}, np.array([-1, -1])):
         twins.get_attr("length", indices)
         twins.env_method("add", 1, indices=indices, other=0.5)
-        twins.env_is_wrapped(Monitor, indices)
+        for wrapper in (Monitor, Looped):  # an env is not a wrapper
+            twins.env_is_wrapped(wrapper, indices)
     assert twins.ours.get_attr("length", iter([2, 0])) == twins.ours.get_attr("length", slice(2, None, -2)) == [7, 5]
     for value, indices in ((9, [0, 2]), ([9], {-1, 0})):
         twins.set_attr("length", value, indices)
