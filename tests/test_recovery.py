@@ -8,6 +8,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -321,6 +322,20 @@ def test_restart_waits_for_a_step_of_a_neighbour(make: MakeEnv, tmp_path: Path) 
         env.send([WAIT], [1])
         assert env.restart(0) == (0,)
     assert steps(env.recv().states) == [1]
+    assert births(tmp_path) == [2, 1, 1, 1]
+
+
+def test_restart_replaces_no_worker_that_has_finished_and_keeps_the_results(
+    make: MakeEnv, tmp_path: Path, mode: str
+) -> None:
+    env = make()
+    (tmp_path / "go").touch()  # so that the steps only leave their marks
+    env.send([WAIT] * NUM_ENVS)
+    while mode != ORACLE and not all((tmp_path / f"began-{env_id}").exists() for env_id in range(NUM_ENVS)):
+        time.sleep(0.01)
+    time.sleep(0.3)  # the replies follow the marks
+    assert env.restart(0) == (0,)
+    assert sorted(drain(env)) == [1, 2, 3]
     assert births(tmp_path) == [2, 1, 1, 1]
 
 

@@ -666,7 +666,8 @@ class Pool:
         env_ids = self.groups.complete(env_ids)
         self._refuse_live(env_ids)
         workers = dict.fromkeys(map(self._worker_of_env.__getitem__, env_ids))
-        self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)])
+        self._let_finish(workers, 0.0)  # read the replies that have arrived: those hosts are not busy any more
+        self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)], self.timeout)
         broken = [worker for worker in workers if worker.death or worker.pending]
         # These include the envs of a worker whose replacement was interrupted before the envs were built.
         lost = (one for worker in workers for one in worker.env_ids if worker in broken or one in self.dead)
@@ -693,8 +694,8 @@ class Pool:
             factories = [factory for worker in self._workers for factory in worker.spec.envs]
             refuse_live(factories[self.groups.item(env_id)] for env_id in env_ids)
 
-    def _let_finish(self, workers: Sequence[WorkerHandle]) -> None:
-        deadline = None if self.timeout is None else time.monotonic() + self.timeout
+    def _let_finish(self, workers: Iterable[WorkerHandle], timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
         while any(worker.pending for worker in workers) and self.pump(deadline):
             pass
 
@@ -704,7 +705,7 @@ class Pool:
         Raises:
             WorkerTimeoutError: If that takes longer than the pool's timeout.
         """
-        self._let_finish(workers)
+        self._let_finish(workers, self.timeout)
         busy = [env_id for worker in workers if worker.pending for env_id in worker.env_ids]
         if busy:
             raise self.late(busy, self.timeout, "idle")
