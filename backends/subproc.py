@@ -27,7 +27,7 @@ from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.env_specs import EnvFactory, modules_of
+from parallelenv.contract.env_specs import EnvFactory, modules_of, pack_factories
 from parallelenv.contract.error_text import did_you_mean, show
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Backend, Channel, Command, Printed, RepeatedStep, WorkerSpec
@@ -92,10 +92,11 @@ class SubprocBackend(Backend):
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
         shared = specs[0].shared
         headers = shared.headers if isinstance(shared, SharedArrays) else ()
-        packed = PackedSpec.pack(specs, shared=headers)
         if self._caller_steps and not self._callers_share:
-            self._callers_share = packed[-1].env_ids  # the smallest share, because the caller has other work too
-        packed = [spec for spec in packed if spec.env_ids != self._callers_share]
+            self._callers_share = specs[-1].env_ids  # the smallest share, because the caller has other work too
+        ours = [spec for spec in specs if spec.env_ids == self._callers_share]
+        pack_factories([env for spec in ours for env in spec.envs])  # refuses the same envs as in workers
+        packed = PackedSpec.pack([spec for spec in specs if spec.env_ids != self._callers_share], shared=headers)
         if packed and multiprocessing.current_process().daemon:
             raise WorkerStartError(
                 "This process is a daemonic process of multiprocessing, which cannot start processes. Use "
@@ -117,17 +118,16 @@ class SubprocBackend(Backend):
             self._group.end(wanted)
             raise
         channels: list[Channel] = [*workers]
-        for spec in specs:
-            if spec.env_ids == self._callers_share:
-                # Live envs are copied each time they are built, as in workers. They are not unpickled, because a pickle
-                # would overwrite a notebook's classes with the state that these classes had when they were pickled.
-                envs = [
-                    EnvFactory(env.env_id, functools.partial(deep_copy, deep_copy(env.source)), is_live=False)
-                    if env.is_live
-                    else env
-                    for env in spec.envs
-                ]
-                channels.append(CallerChannel(dataclasses.replace(spec, envs=tuple(envs))))
+        for spec in ours:
+            # Live envs are copied each time they are built, as in workers. They are not unpickled, because a pickle
+            # would overwrite a notebook's classes with the state that these classes had when they were pickled.
+            envs = [
+                EnvFactory(env.env_id, functools.partial(deep_copy, deep_copy(env.source)), is_live=False)
+                if env.is_live
+                else env
+                for env in spec.envs
+            ]
+            channels.append(CallerChannel(dataclasses.replace(spec, envs=tuple(envs))))
         return channels
 
     def _start_processes(self, packed: Sequence[PackedSpec]) -> list[PipeChannel]:

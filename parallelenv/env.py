@@ -1012,6 +1012,7 @@ class ParallelEnv:
     def restart(self, id: Ids = None) -> tuple[int, ...]:
         """Rebuild envs from the constructor's ``envs``, and return the ids of all rebuilt envs in ascending order.
 
+        Envs and env fns that were sent to another process are used as they were then, even if you have changed them.
         All rebuilt envs need a reset afterwards, even if Ctrl-C interrupts this call. A worker that has died, or is
         busy with one of the envs to rebuild, is replaced, and all of its envs are rebuilt. A worker that is busy only
         with its other envs may finish first; if that takes longer than the ``timeout`` of the `ParallelEnv`, the worker

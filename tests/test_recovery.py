@@ -339,6 +339,21 @@ def test_restart_replaces_no_worker_that_has_finished_and_keeps_the_results(
     assert births(tmp_path) == [2, 1, 1, 1]
 
 
+@in_modes(*IN_WORKERS)
+def test_new_worker_gets_env_instances_as_they_were_at_the_start(make_env: MakeEnv) -> None:
+    instances = [Fragile(number) for number in range(2)]
+    env = make_env(instances, num_cpus=1)
+    instances[0].steps = 99
+    kept = weakref.ref(instances.pop())
+    gc.collect()
+    assert kept() is None
+    kill_worker_of(env, 0)
+    with pytest.raises(WorkerDiedError):
+        env.get_env_attr("steps")
+    assert env.restart() == (0, 1)
+    assert env.get_env_attr("steps") == [0, 0]
+
+
 @in_modes(*IN_BACKGROUND)
 def test_restart_also_rebuilds_a_neighbour_that_times_out(make: MakeEnv, tmp_path: Path) -> None:
     env = make(num_cpus=1, timeout=0.5)

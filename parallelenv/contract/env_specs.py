@@ -41,9 +41,9 @@ _START = pickle.PROTO + b"\x05" + pickle.FRAME
 _ID = re.compile(r"[A-Za-z_][\w.]*:[\w/-]+-v\d+")  # as in ``gymnasium.make``: a module to import and an id
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EnvFactory:
-    """Says how to get one env: ``source`` is the env itself, an env fn or an `EnvSpec`."""
+    """Says how to get one env: ``source`` is the env itself, an env fn (maybe a `PackedSource`) or an `EnvSpec`."""
 
     env_id: int
     source: Any
