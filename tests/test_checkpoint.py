@@ -103,6 +103,20 @@ def test_run_continues_identically_after_load_state(make_env: MakeEnv, mode: str
         assert_same(expected, play(env, 20, seed=2))
 
 
+def test_state_stays_unknown_if_the_first_step_after_load_state_raises(make_env: MakeEnv) -> None:
+    env = make_env([Walk] * NUM_ENVS, asynchronous="restart", num_cpus=2)
+    env.reset(seed=5)
+    env.load_state(env.save_state())
+    env.set_env_attr("place", None, id=1)
+    with pytest.raises(TypeError):
+        env.step([0] * NUM_ENVS)
+    for call in (lambda: env.rollout(np.ones_like, 3), lambda: list(env.stream(np.ones_like, 3))):
+        with pytest.raises(errors.ResetNeededError, match=r"latest states of envs \[1\] are not known"):
+            call()
+    state = env.reset(1)
+    assert env.rollout(lambda states: [0] * len(states), 3, progress=False).states[0, 1] == state
+
+
 def test_seeds_and_paused_flags_are_saved(make_env: MakeEnv) -> None:
     env = make_env([Walk] * NUM_ENVS, num_cpus=1)
     env.seed(40)

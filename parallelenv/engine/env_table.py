@@ -155,14 +155,15 @@ class EnvTable:
         self.env_ids = env_ids
         self._done_policy = done_policy
         self._needs_reset = set(env_ids)  # envs that have never been reset, or whose state is not known
-        # Envs that have not been stepped since their reset or `load_state`. The value, by env id, tells whether the row
-        # of the env in the batch has the env's state.
-        self._unstepped: dict[int, bool] = {}
+        self._unstepped: set[int] = set()  # envs that have not been stepped since their reset
         self.exhausted: set[int] = set()
         self.done = np.zeros(num_envs, dtype=bool)
         self.terminated = np.zeros(num_envs, dtype=bool)
         self.truncated = np.zeros(num_envs, dtype=bool)
         self.paused = np.zeros(num_envs, dtype=bool)
+        # Whether the env's row in the batch lacks the env's state: no result has come since `load_state`, or since an
+        # adapter was made.
+        self._is_unknown = np.zeros(num_envs, dtype=bool)
         self.unpaused = env_ids
         self.reset_infos: list[Info] = [{} for _ in range(num_envs)]
         self.tickets: dict[int, Ticket] = {}
@@ -191,7 +192,7 @@ class EnvTable:
         self.version += 1
         ticket.env_ids = env_ids
         if ticket.operation == "step":
-            self.record_stepped(ticket.sent_to)
+            self._unstepped.difference_update(ticket.sent_to)
         self.tickets.update(dict.fromkeys(env_ids, ticket))
         if separately:
             ticket.arrivals = self._arrivals
@@ -279,7 +280,7 @@ class EnvTable:
 
     def refuse_unknown_states(self, env_ids: Sequence[int]) -> None:
         """Raise `ResetNeededError` if, for any of these envs, the caller does not know the latest state."""
-        unknown = [env_id for env_id in env_ids if self._unstepped.get(env_id) is False]
+        unknown = [env_id for env_id in env_ids if self._is_unknown[env_id]]
         if unknown:
             raise ResetNeededError(
                 f"The latest states of envs {list_ids(unknown)} are not known after load_state() or after an adapter "
@@ -288,7 +289,7 @@ class EnvTable:
 
     def has_first_states(self, env_ids: Iterable[int]) -> bool:
         """Return whether any of these envs has not been stepped since its reset or `load_state`."""
-        return bool(self._unstepped) and not self._unstepped.keys().isdisjoint(env_ids)
+        return not self._unstepped.isdisjoint(env_ids) or has_true(self._is_unknown[list(env_ids)])
 
     def at_beginning(self, env_ids: Sequence[int]) -> Array:
         """Return a bool array: for each of ``env_ids``, whether the env is at the start of an episode."""
@@ -365,7 +366,7 @@ class EnvTable:
     def record_unknown_states(self) -> None:
         """Record that each env is in the middle of an episode, in a state that the caller does not know."""
         self.record_running(self.env_ids)
-        self._unstepped = dict.fromkeys(self.env_ids, False)
+        self._is_unknown[:] = True
 
     def clear_flags(self, env_ids: Sequence[int]) -> None:
         """Set the flags of these envs, which are being reset, to ``False``."""
@@ -374,7 +375,8 @@ class EnvTable:
 
     def record_first_states(self, env_ids: Sequence[int]) -> None:
         """Mark the states of these envs as the first of their episodes."""
-        self._unstepped.update(dict.fromkeys(env_ids, True))
+        self._unstepped.update(env_ids)
+        self._is_unknown[list(env_ids)] = False
         self.record_running(env_ids)
         self.stats.begin_episodes(list(env_ids))
 
@@ -393,24 +395,19 @@ class EnvTable:
             ours[rows] = theirs[rows]
         for env_id in env_ids:
             self.reset_infos[env_id] = other.reset_infos[env_id]
-        self.record_stepped(env_ids)
+        self._unstepped.difference_update(env_ids)
         self.require_reset(env_ids)
         self.share_stats(self.stats)
-
-    def record_stepped(self, env_ids: Sequence[int]) -> None:
-        """Record that these envs have been stepped since their reset or `load_state`."""
-        if self._unstepped:
-            for env_id in env_ids:
-                self._unstepped.pop(env_id, None)
 
     def record_step(
         self, env_ids: Sequence[int], stepped: Index, terminated: Array, truncated: Array
     ) -> tuple[Array, Array, Array]:
-        """Record the flags that a step returned for the envs in the rows ``stepped``.
+        """Record the states and the flags that a step returned for the envs in the rows ``stepped``.
 
         Returns:
             Three arrays with an entry for each of ``env_ids``: terminated, truncated, and whether either is set.
         """
+        self._is_unknown[stepped] = False
         ended = terminated | truncated
         self._done_policy.mark_done(self.done, stepped, ended)
         if not (self._done_policy.skips_done or self.exhausted):  # no env is absent, and the flags need not be kept
@@ -429,7 +426,7 @@ class EnvTable:
         known = chunk.valid | chunk.flags.any(axis=2)
         columns = np.flatnonzero(known.any(axis=0))
         # This comes last: a rollout that stops before its first step leaves its envs at the start of their episodes.
-        self.record_stepped([*chunk.failed, *(chunk.env_ids[column] for column in columns.tolist())])
+        self._unstepped.difference_update(chunk.failed, (chunk.env_ids[column] for column in columns.tolist()))
         if not len(columns):
             return
         last = len(known) - 1 - known[::-1, columns].argmax(axis=0)
@@ -460,7 +457,8 @@ class EnvTable:
         self._needs_reset = {*checkpoint.fresh, *unsaved}
         self.stats.exclude_running()
         self.exhausted = set(checkpoint.exhausted).difference(unsaved)
-        self._unstepped = dict.fromkeys(self.env_ids, False)
+        self._unstepped.clear()
+        self._is_unknown[:] = True
         self.reset_infos = list(map(deep_copy, checkpoint.reset_infos))
         self.set_paused(self.env_ids, False)
         self.set_paused(np.flatnonzero(checkpoint.paused).tolist(), True)
