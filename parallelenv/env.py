@@ -1031,19 +1031,26 @@ class ParallelEnv:
         """Return the state of all envs, with their episodes and seeds, as plain data that can be pickled.
 
         An env with ``get_state()`` and ``set_state(state)`` is saved through these methods; any other env is pickled.
-        An env that cannot be saved either way (`SavedState.unsaved`) needs a reset after `load_state`.
+        An env that cannot be saved either way, or whose worker has died, needs a reset after `load_state` (see
+        `SavedState.unsaved`).
 
         Raises:
             EnvBusyError: If a step is in flight.
+            WorkerTimeoutError: If an env takes longer than the ``timeout`` of the `ParallelEnv`.
             BaseException: Any exception raised by an env's ``get_state``.
         """
-        engine = self._engine
+        engine, pool, recovery = self._engine, self._engine.pool, self._engine.recovery
         engine.refuse_busy(engine.env_ids)
-        unreported = {} if engine.recovery is None else engine.recovery.unreported
+        unreported = {} if recovery is None else recovery.unreported
         checkpoint = engine.table.checkpoint(env_id for env_id, (_, begun) in unreported.items() if begun is None)
-        values = engine.pool.ask("manage", engine.env_ids, None, "save").values
-        envs = tuple(values.get(env_id) for env_id in engine.env_ids)
-        return SavedState(envs, checkpoint, dict(engine.seeds), self.asynchronous)
+        living = [env_id for env_id in engine.env_ids if env_id not in pool.dead]
+        ticket = pool.ask("manage", living, None, "save", raises=False)
+        for env_id in pool.dead.keys() & ticket.failures:  # the worker has died during this call
+            del ticket.failures[env_id]
+        ticket.raise_failures()
+        envs = tuple(ticket.values.get(env_id) for env_id in engine.env_ids)
+        seeds = None if recovery is None else dict(recovery.seeds)
+        return SavedState(envs, checkpoint, dict(engine.seeds), self.asynchronous, restart_seeds=seeds)
 
     @single_threaded
     def load_state(self, state: SavedState) -> tuple[int, ...]:
@@ -1071,6 +1078,8 @@ class ParallelEnv:
         )
         need_reset = engine.table.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
         engine.seeds = dict(state.seeds)
+        if engine.recovery is not None:
+            engine.recovery.seeds = dict(state.restart_seeds or {})
         ticket.raise_failures(partial=need_reset)
         return need_reset
 

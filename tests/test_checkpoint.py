@@ -19,6 +19,7 @@ from modes import IN_BACKGROUND, ORACLE, in_modes
 
 from parallelenv import ParallelEnv, errors
 from parallelenv.testing.contract import DONE_POLICIES, assert_same
+from parallelenv.testing.envs import InfoEnv
 
 NUM_ENVS = 3
 
@@ -117,6 +118,18 @@ def test_state_stays_unknown_if_the_first_step_after_load_state_raises(make_env:
     assert env.rollout(lambda states: [0] * len(states), 3, progress=False).states[0, 1] == state
 
 
+def test_seeds_are_saved_with_the_generators(make_env: MakeEnv) -> None:
+    env, other = (make_env([InfoEnv, *limited(Speaking)[:2]], num_cpus=1) for _ in range(2))
+    env.reset(seed=5)
+    state = env.save_state()
+    expected = play(env, 3, seed=2)
+    other.reset(seed=50)
+    other.load_state(state)
+    assert other.get_env_attr("np_random_seed") == [5, 6, 7]
+    assert other.customized_method("ask", id=0)[0]["asked"][-1] == 5  # in the `WorkerInfo`
+    assert_same(expected, play(other, 3, seed=2))
+
+
 def test_seeds_and_paused_flags_are_saved(make_env: MakeEnv) -> None:
     env = make_env([Walk] * NUM_ENVS, num_cpus=1)
     env.seed(40)
@@ -191,6 +204,8 @@ def test_state_of_different_envs_is_refused(make_env: MakeEnv) -> None:
     state = env.save_state()
     with pytest.raises(errors.EnvContractError, match=r"inside \['TimeLimit'\], but this one is inside \[\]"):
         make_env([Speaking] * NUM_ENVS, num_cpus=1).load_state(state)
+    with pytest.raises(errors.EnvContractError, match=r"inside \['TimeLimit'\], but this one is inside \[\]"):
+        make_env([Walk] * NUM_ENVS, num_cpus=1).load_state(make_env(limited(Walk), num_cpus=1).save_state())
     whole = make_env([Walk] * NUM_ENVS, num_cpus=1).save_state()
     with pytest.raises(errors.EnvContractError, match="of a Walk, but this env is a CartPole") as caught:
         make_env(["CartPole-v1"] * NUM_ENVS, num_cpus=1).load_state(whole)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import os
+import pickle
 import signal
 import threading
 import time
@@ -249,6 +250,20 @@ def test_seeds_after_restarts_derive_from_the_seed_of_the_user(make: MakeEnv) ->
     assert drawn[0][0] != drawn[0][1]
 
 
+def test_seeds_after_restarts_continue_after_load_state(make: MakeEnv) -> None:
+    env, other = make(num_cpus=1, **RECOVERING), make(num_cpus=1, **RECOVERING)
+    env.step(actions(e1=RAISE))
+    state = env.save_state()
+    expected = [env.step(actions(e1=RAISE)).states[1][2] for _ in range(2)]
+    other.reset(seed=7)
+    for loader in (env, other):
+        loader.load_state(pickle.loads(pickle.dumps(state)))
+        assert [loader.step(actions(e1=RAISE)).states[1][2] for _ in range(2)] == expected
+    del vars(state)["restart_seeds"]  # as if an earlier version had saved it
+    env.load_state(state)
+    assert env.step(actions(e1=RAISE)).states[1][2] not in expected
+
+
 def test_failure_is_raised_after_max_restarts(make: MakeEnv, tmp_path: Path) -> None:
     env = make(max_restarts=2, **RECOVERING)
     for _ in range(2):
@@ -395,6 +410,18 @@ def test_worker_died_error_names_only_envs_of_the_call_and_mentions_others_only_
         env.step([EXIT, GO_ON, EXIT, GO_ON])
     assert not any("All other envs continue" in str(error) for error in both.value.exceptions)
     assert not dies(env, [GO_ON, GO_ON], [0, 1])
+
+
+@in_modes(*IN_WORKERS)
+def test_envs_of_a_dead_worker_are_left_out_of_the_saved_state(make: MakeEnv) -> None:
+    env = make()
+    kill_worker_of(env, 0)
+    for _ in range(2):  # the first call notices the death
+        state = env.save_state()
+        assert state.unsaved == (0, 1)
+    env.restart([0, 1])
+    assert env.load_state(state) == (0, 1)
+    assert steps(env.step([GO_ON] * 2, [2, 3]).states) == [1, 1]
 
 
 def test_env_that_raises_worker_died_error_itself_is_usable(make: MakeEnv) -> None:

@@ -70,6 +70,9 @@ class SavedState:
     seeds: dict[int, int | None]  #: Seeds of the next resets, by env id.
     asynchronous: str | None  #: The done policy.
     version: int = VERSION  #: Version of this format.
+    #: By env id, the latest seed given to the env, from which ``on_failure="restart"`` derives new seeds, and the
+    #: number of restarts since then. ``None`` if failed envs were not restarted.
+    restart_seeds: dict[int, tuple[int, int]] | None = None
 
     @property
     def unsaved(self) -> tuple[int, ...]:

@@ -65,6 +65,7 @@ class Recovery:
     """Rebuilds envs that failed and resets them.
 
     Attributes:
+        seeds: The latest seed that the user gave to each env, and the number of restarts since then, by env id.
         unreported: Rebuilt envs that have not been reported to the user yet, by env id. Each value is a pair: the
             failure that ended the episode, and the result of the reset (``None`` before the reset). Most of these envs
             did not fail, but shared a worker with an env that did. Envs that did not fail are not reset at once,
@@ -74,15 +75,12 @@ class Recovery:
     def __init__(self, pool: Pool, max_restarts: int) -> None:
         self._pool = pool
         self._budget = Budget(max_restarts)
-        self._seeds: dict[int, int] = {}  # the latest seeds given by the user
-        self._counts: dict[int, int] = {}  # number of restarts since the user gave the seed
+        self.seeds: dict[int, tuple[int, int]] = {}
         self.unreported: dict[int, tuple[Failure, Extra | None]] = {}
 
     def remember_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
         """Store the seeds given by the user, from which the seeds of restarts are derived."""
-        given = {env_id: seed for env_id, seed in zip(env_ids, seeds, strict=True) if seed is not None}
-        self._seeds.update(given)
-        self._counts.update(dict.fromkeys(given, 0))
+        self.seeds.update((env_id, (seed, 0)) for env_id, seed in zip(env_ids, seeds, strict=True) if seed is not None)
 
     def forget(self, env_ids: Iterable[int]) -> None:
         """Drop the records of envs whose restart has been reported, or for which the caller starts a new episode."""
@@ -153,10 +151,11 @@ class Recovery:
         env_ids = sorted(ill)
         seeds: list[int | None] = []
         for env_id in env_ids:
-            seed = self._seeds.get(env_id)
-            if seed is not None:  # derive it from the user's seed and the number of restarts since then
-                count = self._counts[env_id] = self._counts[env_id] + 1
-                seed = int(np.random.SeedSequence(seed, spawn_key=(count,)).generate_state(1)[0])
+            seed: int | None = None
+            if env_id in self.seeds:
+                given, count = self.seeds[env_id]
+                self.seeds[env_id] = given, count + 1
+                seed = int(np.random.SeedSequence(given, spawn_key=(count + 1,)).generate_state(1)[0])
             seeds.append(seed)
         # A new worker may have died again while the envs of other workers were built.
         each = [(seed, None) for seed in self._pool.groups.fitting_seeds(env_ids, seeds)]

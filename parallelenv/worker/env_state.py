@@ -8,6 +8,7 @@ each command to a host, which takes 60 us in all, and between envs, which takes 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,33 +26,36 @@ from parallelenv.errors import EnvContractError
 from parallelenv.worker.env_adapter import layers
 
 
-def save_env(env: Env, generators: Any = None) -> bytes | None:
-    """Return the state of an env and ``generators`` as one pickle, or ``None`` if the env cannot be saved."""
+def save_env(env: Env, *others: Any) -> bytes | None:
+    """Return the state of an env and ``others`` as one pickle, or ``None`` if the env cannot be saved."""
     *wrappers, base = layers(env)
     if callable(getattr(base, "get_state", None)) and callable(getattr(base, "set_state", None)):
         of_wrappers = []  # for each wrapper, its class name and those attributes that can be pickled
         for wrapper in wrappers:
             attributes = {name: value for name, value in vars(wrapper).items() if name != "env" and pickles(value)}
             of_wrappers.append((type(wrapper).__qualname__, attributes))
-        content = base.get_state(), getattr(base, "_np_random", None), of_wrappers
-        return cloudpickle.dumps((False, content, generators))  # type: ignore[no-any-return]
+        generator = getattr(base, "_np_random", None), getattr(base, "_np_random_seed", None)
+        content = base.get_state(), generator, of_wrappers
+        return cloudpickle.dumps((False, content, *others))  # type: ignore[no-any-return]
     sub_envs = getattr(base, "envs", ()) if is_vector_env(env) else ()
     every_layer = (*wrappers, base, *(layer for sub_env in sub_envs for layer in layers(sub_env)))
     if any(getattr(type(layer), "__getstate__", None) is EzPickle.__getstate__ for layer in every_layer):
         return None  # pickle would keep only the constructor's arguments
     try:
-        return cloudpickle.dumps((True, env, generators))  # type: ignore[no-any-return]
+        return cloudpickle.dumps((True, env, *others))  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001 (pickling runs user code; the caller then reports that there is no state)
         return None
 
 
-def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, Any]:
+def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, ...]:
     """Restore a state that `save_env` returned.
 
     Returns:
-        The env, which is a new object if the whole env was pickled, and the saved state of the global generators.
+        The env, which is a new object if the whole env was pickled, and the other objects that were saved. The first of
+        these is the state of the global generators, or ``None``.
     """
-    is_whole, content, generators = loads(saved)
+    is_whole, content, *others = loads(saved)
+    generators = others[0]
     if generators is not None and not takes_generators:
         raise EnvContractError(
             "The state was saved with seed_globals=True, and includes that of the env's own generators. Make the "
@@ -63,21 +67,31 @@ def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, Any]:
             raise EnvContractError(
                 f"The state is of a {saved_name}, but this env is a {name}. Make the same envs as when it was saved."
             )
-        return content, generators
-    state, np_random, of_wrappers = content
-    *wrappers, base = layers(env)
-    names, saved_names = [type(layer).__qualname__ for layer in wrappers], [name for name, _ in of_wrappers]
+        names, saved_names = map(_wrapper_names, (env, content))
+    else:
+        state, generator, of_wrappers = content
+        *wrappers, base = layers(env)
+        names, saved_names = [type(layer).__qualname__ for layer in wrappers], [name for name, _ in of_wrappers]
     if names != saved_names:
         raise EnvContractError(
             f"The state is of an env inside {saved_names}, but this one is inside {names}. Use the same "
             "wrappers as when it was saved."
         )
+    if is_whole:
+        return content, *others
     base.set_state(state)
+    # Without its seed, Gymnasium would replace the generator. States saved by earlier versions lack the seed.
+    np_random, seed = generator if isinstance(generator, tuple) else (generator, -1)
     if np_random is not None:
-        base._np_random = np_random
+        base._np_random, base._np_random_seed = np_random, seed
     for layer, (_, attributes) in zip(wrappers, of_wrappers, strict=True):
         vars(layer).update(attributes)
-    return env, generators
+    return env, *others
+
+
+def _wrapper_names(env: Env) -> list[str]:
+    inner = getattr(env, "unwrapped", env)  # an env without wrappers may also have an attribute ``env``
+    return [type(layer).__qualname__ for layer in itertools.takewhile(lambda layer: layer is not inner, layers(env))]
 
 
 _Bits = np.random.MT19937

@@ -103,7 +103,7 @@ class Host:
         self._found: tuple[tuple[int, ...], Any] = (), None  # envs and result of the latest `_find`
         self._spaces: list[Space] = []
         self._rollout: HostRollout | None = None
-        self._seeds: dict[int, int] = {}  # by env id: the seed of the env's latest reset with a seed
+        self._seeds: dict[int, int | None] = {}  # by env id: the seed of the env's latest reset with a seed
         self._generators: dict[int, EnvGenerators] | None = {} if spec.seed_globals else None
         self._begins: tuple[int, list[int]] = 0, []  # of the latest step with `begins_ended`: number, envs to reset
         self._remarks: list[Remark] = []  # to send with the next reply
@@ -744,13 +744,15 @@ class Host:
     def save(self, env_id: int, _: object) -> bytes | None:
         """Return the pickled state of an env, or ``None`` if the state cannot be saved."""
         own = None if self._generators is None else self._generators[env_id]
-        return save_env(self._env(env_id).env, None if own is None else own.save())
+        return save_env(self._env(env_id).env, None if own is None else own.save(), self.describe(env_id).seed)
 
     def load(self, env_id: int, saved: bytes) -> None:
         """Restore a state that `save` returned."""
         old = self._env(env_id)
         own = None if self._generators is None else self._generators[env_id]
-        env, generators = load_env(old.env, saved, own is not None)
+        env, generators, *seed = load_env(old.env, saved, own is not None)
+        if seed:  # states saved by earlier versions have none
+            self._seeds[env_id] = seed[0]
         if generators is not None and own is not None:
             own.load(generators)
         if env is not old.env:
