@@ -264,6 +264,15 @@ def test_seeds_after_restarts_continue_after_load_state(make: MakeEnv) -> None:
     assert env.step(actions(e1=RAISE)).states[1][2] not in expected
 
 
+def test_episodes_after_restarts_are_counted_although_the_done_policy_starts_none(make: MakeEnv) -> None:
+    env = make(asynchronous="continue", on_failure="restart")
+    for _ in range(3):
+        env.step(actions(e1=RAISE))
+    assert env.engine.table.stats.summary().num_episodes == 3
+    env.rollout(lambda states: [RAISE if state[0] == 1 else GO_ON for state in states], 2, progress=False)
+    assert env.engine.table.stats.summary().num_episodes == 5
+
+
 def test_failure_is_raised_after_max_restarts(make: MakeEnv, tmp_path: Path) -> None:
     env = make(max_restarts=2, **RECOVERING)
     for _ in range(2):

@@ -119,8 +119,8 @@ class Assembler:
         if resets := {*reborn, *outcome.resets}:  # they do not count as steps
             counted = batch.rows([env_id for env_id in stepped if env_id not in resets])
         table.stats.add_step(batch.outcome(), counted)
-        if reborn:
-            table.stats.begin_episodes(list(reborn))
+        if reborn or outcome.restarted:
+            table.stats.begin_episodes([*{*reborn, *outcome.restarted}])
             reborn = [env_id for env_id in reborn if env_id not in outcome.restarted]  # these have their reset's info
         is_plain = len(stepped) == len(outcome.env_ids) and not (outcome.extras or outcome.resets)
         infos: Any

@@ -225,6 +225,7 @@ class RunningRollout:
                     self._episodes_left[env_id] = 0
                 elif share := self._episodes_left[env_id]:
                     self._episodes_left[env_id] = share - 1
+        table.stats.begin_episodes(list(restarted))
         for env_id, (_, begun) in restarted.items():
             table.reset_infos[env_id] = begun.info or {}
         table.record_exhausted(env_id for env_id, (_, begun) in restarted.items() if begun.is_exhausted)
