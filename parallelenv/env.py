@@ -478,7 +478,11 @@ class ParallelEnv:
         Raises:
             ResetNeededError, EnvBusyError, ActionError, WorkerDiedError: See `ParallelEnv.step`; nothing was sent.
         """
-        self._awaited = self._engine.submit_step(action, self._engine.ids(id), separately=True)
+
+        def announce(ticket: Ticket) -> None:  # just before the step is sent, so that Ctrl-C cannot separate the two
+            self._awaited = ticket
+
+        self._engine.submit_step(action, self._engine.ids(id), separately=True, announce=announce)
 
     @overload
     def step_wait(self, timeout: float | None = None, align: _Item = "item") -> StepResult: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import signal
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from interrupting import Counting, interrupt_at
 from modes import ORACLE, PROCESSES, THREADS
 
-from parallelenv import ParallelEnv
+from parallelenv import ParallelEnv, get_worker_info
 from parallelenv.backends import _process
 from parallelenv.backends._bell import HAS_BELL
 from parallelenv.engine.engine import Engine
@@ -135,6 +136,55 @@ def test_command_whose_wait_was_interrupted_is_executed_once(mode: str, options:
                 assert env.step(ZEROS).states[:, 0].tolist() == [count] * NUM_ENVS, outcome
             assert max(env.get_env_attr("looks")) <= 1, outcome
         assert (num_received if call == "recv" else line) > 15
+
+
+class Trained(Counting):
+    """Has a method that is interrupted in the first env of the caller."""
+
+    fits = 0
+
+    def fit(self) -> None:
+        self.fits += 1
+        info: Any = get_worker_info()
+        if info.env_id == (0 if info.num_workers == 1 else 2):
+            signal.raise_signal(signal.SIGINT)
+
+
+@here_and_in_caller_steps
+def test_interrupted_method_is_not_called_on_the_remaining_envs(mode: str, options: dict[str, Any]) -> None:
+    with ParallelEnv([Trained] * NUM_ENVS, mode, **options) as env:
+        with pytest.raises(KeyboardInterrupt):
+            env.customized_method("fit")
+        env.reset()
+        fits = [1, 0, 0, 0] if mode == ORACLE else [1, 1, 1, 0]
+        assert env.get_env_attr("fits") == fits
+        with pytest.raises(NothingInFlightError):
+            env.recv()
+        assert env.step(ZEROS).states[:, 0].tolist() == [1] * NUM_ENVS
+        adapted = env.to_gymnasium()
+        adapted.call_async("fit")
+        with pytest.raises(KeyboardInterrupt):
+            adapted.call_wait()
+        with pytest.raises(EnvInterruptedError, match=r"was interrupted in the middle of fit\(\)") as caught:
+            adapted.call_wait()
+        assert caught.value.env_ids == tuple(range(NUM_ENVS))[sum(fits) - 1 :]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, {"num_cpus": 2})])
+def test_step_wait_returns_the_step_of_an_interrupted_step_async(mode: str, options: dict[str, Any]) -> None:
+    num_sent = 0
+    with ParallelEnv([Counting] * NUM_ENVS, mode, "continue", **options) as env:
+        for line in itertools.count(1):
+            env.reset()
+            outcome = interrupt_at(line, lambda: env.step_async(ZEROS))
+            if not outcome.line:
+                break
+            assert outcome.is_raised, outcome
+            is_sent = bool(env.engine.in_flight)
+            with contextlib.nullcontext() if is_sent else pytest.raises(NothingInFlightError):
+                assert env.step_wait().states[:, 0].tolist() == [1] * NUM_ENVS
+            num_sent += is_sent
+    assert num_sent > 5
 
 
 LENGTH = 4

@@ -224,22 +224,35 @@ class Engine:
 
     # ---------------------------------------------------------------- submit
 
-    def submit_step(self, action: Action, env_ids: Sequence[int], *, separately: bool = False) -> Ticket:
-        """Send a step of envs, with one action for each env. See `EnvTable.enter` for ``separately``.
+    def submit_step(
+        self,
+        action: Action,
+        env_ids: Sequence[int],
+        *,
+        separately: bool = False,
+        announce: Callable[[Ticket], None] = lambda _: None,
+    ) -> Ticket:
+        """Send a step of envs, with one action for each env.
 
-        If an error is raised, nothing has been sent.
+        See `EnvTable.enter` for ``separately``, and `Pool.submit` for ``announce``. If an error is raised, nothing has
+        been sent.
         """
         table, done_policy = self.table, self.done_policy
         self.refuse_unsteppable(env_ids)
         stepped, chosen = table.choose(env_ids)
         each = self.actions.write(self.pool.batch, action, env_ids, stepped, chosen)
+
+        def enter(ticket: Ticket) -> None:
+            table.enter(env_ids, ticket, separately=separately)
+            announce(ticket)
+
         return self.pool.submit(
             "step",
             stepped,
             each,
             autoreset=done_policy.autoreset,
             begins=table.ended(stepped) if done_policy.resets_next else (),
-            announce=functools.partial(table.enter, env_ids, separately=separately),
+            announce=enter,
             failed=NO_FAILURES if self.recovery is None else self.recovery.failures_before(stepped),
         )
 

@@ -196,8 +196,9 @@ class Host:
     def execute(self, command: Command) -> Reply:
         """Execute a command and return the reply. An exception in one env does not affect the other envs.
 
-        If Ctrl-C interrupts a command in the caller's thread, executing the same command again continues with the next
-        env. A rollout is not continued: executing its command again only returns the reply.
+        If Ctrl-C interrupts a step, a reset or a build in the caller's thread, executing the same command again
+        continues with the next env. Other commands are not continued, because the user's call has ended: executing such
+        a command again only returns the reply, in which the remaining envs have failed as well.
         """
         running = self.running
         if command.number != running.number:
@@ -335,7 +336,12 @@ class Host:
                 f"{name_envs(running.current_ids)} {'were' if others else 'was'} interrupted in the middle of {doing}; "
                 f"{state} uncertain. Call reset({list_ids(running.current_ids) if others else env_id})."
             )
-            for one in (env_id, *others):
+            failed = [env_id, *others]
+            if running.command.operation not in ("step", "reset", "build"):
+                for _, one, *_ in running.remaining():
+                    failed += one.env_ids if running.shares else (one,)
+                running.num_started = len(running.counts)
+            for one in failed:
                 reply.failures[one] = Failure(interrupted, one, f"interrupted {doing}")
             raise error
         else:
