@@ -738,7 +738,8 @@ class ParallelEnv:
 
         Raises:
             ArgumentError: If ``key`` is not a valid name.
-            UnpicklableError: If a value cannot be copied from the env's worker.
+            UnpicklableError: If a value cannot be copied from the env's worker; ``error.partial`` maps the ids of the
+                other envs to their values.
 
         Warns:
             AbsentAttributeWarning: If no env has the attribute, the first of the envs has an attribute with a similar
@@ -746,13 +747,12 @@ class ParallelEnv:
         """
         env_ids = self._engine.ids(id)
         arguments.check_name("key", key)
-        values = self._engine.pool.ask("get", env_ids, None, Lookup(key)).values
-        if default is MISSING:
-            default = None
-            if not values and env_ids and (hint := self._engine.attribute_hint(key, env_ids[0])):
-                message = f"No env has an attribute {key!r}, so all values are None.{hint}"
-                warn_user(f"{message} If you expect that, give default=None.", AbsentAttributeWarning)
-        return [values[env_id][0] if env_id in values else default for env_id in env_ids]
+        other = None if default is MISSING else default
+        values = self._engine.attributes(key, env_ids, other)
+        if default is MISSING and not values and env_ids and (hint := self._engine.attribute_hint(key, env_ids[0])):
+            message = f"No env has an attribute {key!r}, so all values are None.{hint}"
+            warn_user(f"{message} If you expect that, give default=None.", AbsentAttributeWarning)
+        return [values.get(env_id, other) for env_id in env_ids]
 
     @single_threaded
     def set_env_attr(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,13 @@ from gymnasium.wrappers import TimeLimit
 from interrupting import Counting
 from modes import here_and_in_processes
 
-from parallelenv.errors import AbsentAttributeError, AbsentAttributeWarning, ArgumentError, IdRangeError
+from parallelenv.errors import (
+    AbsentAttributeError,
+    AbsentAttributeWarning,
+    ArgumentError,
+    IdRangeError,
+    UnpicklableError,
+)
 from parallelenv.testing.envs import Component, Toolbox
 
 pytestmark = here_and_in_processes
@@ -61,6 +68,26 @@ def test_attr_raises_for_absent_attributes(env: Any) -> None:
         env.attr(["number", "nothing", "number", "number"])
     assert caught.value.partial == {0: 0, 2: 2, 3: 3}  # type: ignore[attr-defined]
     assert "env 1" in caught.value.__notes__[0]
+
+
+class Secretive(Asked):
+    """Env 1 has a value that cannot be copied, and env 3 has none."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        if self.number != 3:
+            self.secret: Any = threading.Lock() if self.number == 1 else self.number
+
+
+def test_failed_look_up_has_values_of_other_envs_in_partial(make_env: MakeEnv) -> None:
+    env = make_env([partial(Secretive, number) for number in range(4)], num_cpus=2)
+    with pytest.raises(UnpicklableError, match="lock") as caught:
+        env.get_env_attr("secret", default=-1)
+    assert caught.value.partial == {0: 0, 2: 2, 3: -1}  # type: ignore[attr-defined]
+    adapted: Any = env.to_tianshou()
+    with pytest.raises(UnpicklableError, match="lock") as caught:
+        adapted.get_env_attr("secret")
+    assert caught.value.partial == {0: 0, 2: 2, 3: None}  # type: ignore[attr-defined]
 
 
 def test_misspelt_attribute_warns_once_and_at_the_users_line(env: Any) -> None:

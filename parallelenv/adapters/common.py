@@ -275,7 +275,7 @@ class AdapterCalls:
         """Return the attribute ``key`` of each env of ``id``; raise `AbsentAttributeError` if an env lacks it."""
         env_ids = parse_ids(id, self._engine.num_envs)
         arguments.check_name("key", key)
-        values = self._engine.pool.ask("get", env_ids, None, Lookup(key)).values
+        values = self._engine.attributes(key, env_ids)
         without = [env_id for env_id in env_ids if env_id not in values]
         if without:
             have = "has" if len(without) == 1 else "have"
@@ -283,7 +283,7 @@ class AdapterCalls:
             raise AbsentAttributeError(
                 f"{name_envs(without)} {have} no attribute {key!r}, nor has a wrapper around it.{hint}"
             )
-        return [values[env_id][0] for env_id in env_ids]
+        return [values[env_id] for env_id in env_ids]
 
     def envs(self, name: str, way: str) -> tuple[Any, ...]:
         """Return the env objects, in env id order.

@@ -656,6 +656,17 @@ class Engine:
 
     # ---------------------------------------------------------------- other operations
 
+    def attributes(self, key: str, env_ids: Sequence[int], default: Any = None) -> dict[int, Any]:
+        """Return, by env id, the attribute ``key`` of each env that has it.
+
+        If the look-up in an env fails, ``error.partial`` maps the ids of the other envs to their values, or to
+        ``default``.
+        """
+        ticket = self.pool.ask("get", env_ids, None, Lookup(key), raises=False)
+        values = {env_id: value for env_id, (value,) in ticket.values.items()}
+        ticket.raise_failures({one: values.get(one, default) for one in env_ids if one not in ticket.failures})
+        return values
+
     def call_each(self, env_ids: Sequence[int], calls: Sequence[MethodCall]) -> list[Any]:
         """Call a method of each env and return the results in the order of ``env_ids``."""
         return self.pool.ask("call", env_ids, calls).listed()
