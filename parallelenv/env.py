@@ -178,7 +178,7 @@ class ParallelEnv:
         seed_globals: bool = False,
         **backend_options: Any,
     ) -> None:
-        done_policy = make_done_policy(asynchronous)
+        done_policy, listener = make_done_policy(asynchronous), make_listener(output)
         num_cpus = arguments.check_counts(num_cpus, num_gpus)
         arguments.check_flags(no_warning=no_warning, copy=copy, keep=keep, seed_globals=seed_globals)
         timeout, spaces = arguments.check_timeout(timeout), arguments.check_spaces(spaces)
@@ -205,7 +205,7 @@ class ParallelEnv:
             max_restarts=max_restarts if on_failure == "restart" else None,
             num_cpus=num_cpus,
             num_gpus=num_gpus,
-            listener=make_listener(output),
+            listener=listener,
             spec=spec,
         )
         self._guard = self._engine.guard
@@ -1428,8 +1428,8 @@ class ParallelEnv:
                 AbsentAttributeError: If no public attribute has this name, or the attribute is read-only. Instances of
                     subclasses skip this check.
             """
-            known = getattr(ParallelEnv, name, None)
-            is_fixed = known is None or (isinstance(known, property) and known.fset is None)
+            known = getattr(ParallelEnv, name, property())
+            is_fixed = isinstance(known, (property, functools.cached_property)) and getattr(known, "fset", None) is None
             if is_fixed and not name.startswith("_") and type(self) is ParallelEnv:
                 raise unsettable_attribute(self, name, name in inspect.signature(ParallelEnv).parameters)
             object.__setattr__(self, name, value)

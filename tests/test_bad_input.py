@@ -245,6 +245,9 @@ def test_misspelt_attribute_error_suggests_the_correct_name() -> None:
             env.stepp  # type: ignore[attr-defined]  # noqa: B018
         with pytest.raises(AbsentAttributeError, match=r"'actoin_space' to set\. Did you mean 'action_space'\?"):
             env.actoin_space = 1  # type: ignore[attr-defined]
+        for name in ("action_space", "action_spaces", "observation_space", "observation_spaces", "done"):
+            with pytest.raises(AbsentAttributeError, match=f"no attribute '{name}' to set"):
+                setattr(env, name, 1)
 
 
 # ---------------------------------------------------------------- calls
@@ -350,6 +353,8 @@ class Recurrent:
         ("customized_method", {"data": [{"name": "a"}]}, "data has 1 item for 4 envs"),
         ("customized_method", {"data": [0, 1, 2, 3]}, "data contains 0.*envs are chosen with id="),
         ("customized_method", {"data": "name"}, "data='name' cannot be spread"),
+        ("customized_method", {"data": {1: 2}}, "data={1: 2} cannot be spread"),
+        ("customized_method", {"data": [{1: 2}] * 4}, "data contains {1: 2}. Give a dict of keyword arguments"),
         ("set_env_attr", {}, "either value .* or values"),
         ("set_env_attr", {"value": 1, "values": [1, 2, 3, 4]}, "either value .* or values"),
         ("set_env_attr", {"values": [1, 2]}, "values has 2 items for 4 envs"),

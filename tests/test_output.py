@@ -124,6 +124,13 @@ def test_output_quiet_hides_output(make_env: MakeEnv, capfd: pytest.CaptureFixtu
         make_env(chatty(1), output="loud")
 
 
+def test_invalid_output_is_refused_before_an_env_is_made() -> None:
+    made: list[int] = []
+    with pytest.raises(errors.ArgumentError, match="output='loud' is not known"):
+        ParallelEnv([lambda: made.append(1)], "auto", output="loud")  # type: ignore[arg-type]
+    assert not made
+
+
 def test_output_of_c_code_and_child_processes_is_shown(started: ParallelEnv, capfd: pytest.CaptureFixture[str]) -> None:
     execute(started, 0, "os.write(1, b'from C, to stdout\\n')\nos.write(2, b'from C, to stderr\\n')")
     execute(started, 0, "subprocess.run(['echo', 'from a child'], check=True)")

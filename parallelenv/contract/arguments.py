@@ -182,18 +182,19 @@ def _check_seed(seed: object) -> int:
 def spread_options(options: object, env_ids: Sequence[int]) -> list[dict[str, object] | None]:
     """Return the reset options of each env."""
     expected = "a dict for all envs, or a list with one dict or None per env"
-    return _spread("options", options, env_ids, (dict, type(None)), expected)
+    return _spread("options", options, env_ids, lambda one: isinstance(one, (dict, type(None))), expected)
 
 
 def spread_data(data: object, env_ids: Sequence[int]) -> list[dict[str, object]] | None:
     """Return one dict of keyword arguments per env, or ``None`` if ``data`` is ``None``."""
     expected = "a dict of keyword arguments for all envs, or a list with one dict per env; envs are chosen with id="
-    return None if data is None else _spread("data", data, env_ids, dict, expected)
+    return None if data is None else _spread("data", data, env_ids, _has_keywords, expected)
 
 
 def spread_names(argument: str, names: object, env_ids: Sequence[int]) -> list[str]:
     """Return the attribute or method name for each env."""
-    spread: list[str] = _spread(argument, names, env_ids, str, "a name for all envs, or a list with one per env")
+    expected = "a name for all envs, or a list with one per env"
+    spread: list[str] = _spread(argument, names, env_ids, lambda one: isinstance(one, str), expected)
     for name in spread:
         check_name(argument, name)
     return spread
@@ -205,20 +206,23 @@ def spread_arguments(each: object, env_ids: Sequence[int]) -> list[tuple[tuple[o
     each = [None] * len(env_ids) if each is None else each
     items = _check_list("function_args_list", each, env_ids, f"a list with one item per env, {expected}")
     for one in items:
-        has_names = isinstance(one, dict) and all(isinstance(name, str) for name in one)
-        if not has_names and not isinstance(one, (list, tuple, type(None))):
+        if not _has_keywords(one) and not isinstance(one, (list, tuple, type(None))):
             raise ArgumentError(f"function_args_list contains {show(one)}. Each item must be {expected}.")
     return [((), one) if isinstance(one, dict) else (tuple(one or ()), {}) for one in items]
 
 
+def _has_keywords(arguments: object) -> bool:
+    return isinstance(arguments, dict) and all(isinstance(name, str) for name in arguments)
+
+
 def _spread(
-    name: str, given: object, env_ids: Sequence[int], kind: type | tuple[type, ...], expected: str
+    name: str, given: object, env_ids: Sequence[int], is_item: Callable[[object], bool], expected: str
 ) -> list[Any]:
-    if isinstance(given, kind):
+    if is_item(given):
         return [given] * len(env_ids)
     items = _check_list(name, given, env_ids, expected)
     for item in items:
-        if not isinstance(item, kind):
+        if not is_item(item):
             raise ArgumentError(f"{name} contains {show(item)}. Give {expected}.")
     return items
 
