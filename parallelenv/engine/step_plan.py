@@ -63,7 +63,7 @@ class StepPlan:
         self._chosen = chosen
         self._pool, self._table, self._done_policy = engine.pool, engine.table, engine.done_policy
         self._assembler, self._copies = engine.assembler, engine.copies
-        self._repeated, self._shards, self._num_commands = repeated, shards, len(shards)
+        self._repeated, self._shards = repeated, shards
         self._outcome = Outcome(env_ids, stepped, {}, {})
         self._number = 0  # of the first command of the latest step
         self._batch = batch = engine.pool.batch
@@ -113,7 +113,7 @@ class StepPlan:
         pool, timeout = self._pool, self._pool.timeout
         start = None if timeout is None else time.monotonic()
         number = self._number = pool.number
-        pool.number = number + self._num_commands
+        pool.number = number + len(self._shards)
         pool.planned = self
         self._repeated.send(number)
         is_done = self._repeated.wait(PATIENCE if timeout is None else min(PATIENCE, timeout))
