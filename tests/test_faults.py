@@ -143,11 +143,19 @@ class Sealed(Fragile):
         return self.number
 
 
-def test_object_that_fails_to_unpickle_affects_only_its_env_and_call(make_env: MakeEnv) -> None:
-    env = make_env([partial(Sealed, number) for number in range(4)], num_cpus=2)
+class SealedInOwnSpace(Sealed):
+    """Its results have two parts, because no array of the batch holds its states."""
+
+    observation_space = OwnSpace(-np.inf, np.inf, (2,), np.float64)
+
+
+@pytest.mark.parametrize("kind", [Sealed, SealedInOwnSpace])
+def test_object_that_fails_to_unpickle_affects_only_its_env_and_call(make_env: MakeEnv, mode: str, kind: Any) -> None:
+    env = make_env([partial(kind, number) for number in range(4)], num_cpus=2)
     env.reset()
     with pytest.raises(UnpicklableError, match="no number") as caught:
         env.step([GO_ON, RAISE, GO_ON, GO_ON])  # in an info
+    assert mode not in IN_CALLER or "The result contains a OneWay" in str(caught.value)
     rest: Any = caught.value.partial  # type: ignore[attr-defined]
     assert rest.env_ids.tolist() == [0, 2, 3]
     assert [info["load"][0][-1] for info in rest.infos] == [0, 2, 3]
@@ -423,6 +431,22 @@ def test_results_are_writable_and_share_no_memory(make_env: MakeEnv) -> None:
         info["same"][0] = 7
         state[1] = 5
         assert state.tolist() == [0, 5, 2]
+
+
+def test_arrays_in_objects_of_classes_that_no_module_has_are_writable(make_env: MakeEnv) -> None:
+    class Weights:
+        def __init__(self) -> None:
+            self.array = np.arange(3.0)
+            self.array.flags.writeable = False
+
+    class Weighted(Fragile):
+        def give(self) -> Any:
+            return Weights()
+
+    env = make_env([partial(Weighted, number) for number in range(2)])
+    for weights in env.customized_method("give"):
+        weights.array[0] = 5
+        assert weights.array.tolist() == [5, 1, 2]
 
 
 def test_parallel_env_cannot_be_copied_or_pickled(env: ParallelEnv) -> None:

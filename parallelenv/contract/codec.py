@@ -17,7 +17,7 @@ import pickletools
 import struct
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -114,13 +114,13 @@ def encode_command(command: Command, host_env_ids: tuple[int, ...], subsets: Map
     if command.is_plain_step and command.rows is None and (is_whole or command.env_ids in subsets):
         tag = _STEP_AUTORESET if command.autoreset else _STEP_OR_RESET_ENDED if command.begins_ended else _STEP
         return Message(tag, command.number, (), 0 if is_whole else subsets[command.env_ids])
-    pickler = pickle.Pickler if command.each is None else copying.Pickler
+    pickler = _Pickler if command.each is None else _CloudPickler
     try:
         return Message(_PICKLED, command.number, _dump(pickler, command))
     except Exception as error:  # pickling runs user code, which may raise anything
         for env_id, argument in zip(command.env_ids, command.each or (), strict=True):
             try:
-                _dump(copying.Pickler, argument)
+                _dump(_CloudPickler, argument)
             except Exception as reason:  # noqa: BLE001 (the argument for which the error is raised)
                 raise cannot_be_given(command.operation, env_id, argument, reason) from error
         raise UnpicklableError(
@@ -147,16 +147,16 @@ def encode_reply(reply: Reply) -> Message:
     plain = None if reply.failures or reply.rows or reply.output else _plain_extras(reply.values)
     if plain is not None:
         return Message(_PLAIN, reply.number, [pickle.dumps(plain, protocol=5)])
-    for pickler in (pickle.Pickler, copying.Pickler):
+    for pickler in (_Pickler, _CloudPickler):
         with contextlib.suppress(Exception):  # user code may raise; then try the next pickler, then each value
             return Message(_PICKLED, reply.number, _dump_reply(pickler, reply))
     for env_id, value in list(reply.values.items()):
         try:
-            _dump(copying.Pickler, value)
+            _dump_reply(_CloudPickler, Reply(reply.number, {env_id: value}))
         except Exception as error:  # noqa: BLE001 (reported as a failure of this env)
             del reply.values[env_id]
             reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
-    return Message(_PICKLED, reply.number, _dump_reply(copying.Pickler, reply))
+    return Message(_PICKLED, reply.number, _dump_reply(_CloudPickler, reply))
 
 
 def encode_not_read(error: UnreadableError) -> Message:
@@ -200,7 +200,7 @@ def decode_reply(message: Message) -> Reply:
 
 def encode(anything: object) -> Message:
     """Return a message that contains an object other than a command or a reply."""
-    return Message(_PICKLED, 0, _dump(copying.Pickler, anything))
+    return Message(_PICKLED, 0, _dump(_CloudPickler, anything))
 
 
 def decode(message: Message) -> Any:
@@ -213,6 +213,23 @@ def _writable(frames: Sequence[Any]) -> list[Any]:
     """Return the frames; replace read-only buffers, such as Ray's, with copies, so that arrays are writable."""
     head, *buffers = frames
     return [head, *(bytearray(buffer) if memoryview(buffer).readonly else buffer for buffer in buffers)]
+
+
+def _reduce_array(array: Array) -> object:
+    # Without the copy, a read-only array would still be read-only after unpickling.
+    return (array if array.flags.writeable else array.copy()).__reduce_ex__(5)
+
+
+class _Pickler(pickle.Pickler):
+    """The pickler of `pickle`, except that unpickled arrays are writable."""
+
+    dispatch_table: ClassVar[Any] = ChainMap({np.ndarray: _reduce_array}, copyreg.dispatch_table)  # type: ignore[misc]
+
+
+class _CloudPickler(copying.Pickler):
+    """The pickler of `copying`, except that unpickled arrays are writable."""
+
+    dispatch_table: ClassVar[Any] = copying.Pickler.dispatch_table.new_child({np.ndarray: _reduce_array})
 
 
 def _dump(pickler: Any, *parts: object) -> list[Any]:
@@ -229,14 +246,8 @@ def _dump(pickler: Any, *parts: object) -> list[Any]:
         buffers.append(buffer.raw())
         return False
 
-    def reduce_array(array: Array) -> object:
-        # Without the copy, a read-only array would still be read-only after unpickling.
-        return (array if array.flags.writeable else array.copy()).__reduce_ex__(5)
-
     head = io.BytesIO()
     writer = pickler(head, protocol=5, buffer_callback=stays_in_band)
-    table = getattr(writer, "dispatch_table", copyreg.dispatch_table)
-    writer.dispatch_table = ChainMap({np.ndarray: reduce_array}, table)
     for part in parts:
         writer.clear_memo()
         writer.dump(part)

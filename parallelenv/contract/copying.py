@@ -48,10 +48,10 @@ def dumps(value: object) -> bytes:
 
 
 def pickles(value: object) -> bool:
-    """Return whether a value can be pickled and sent to another process."""
+    """Return whether a value can be pickled, sent to another process and unpickled there."""
     try:
-        dumps(value)
-    except Exception:  # noqa: BLE001 (the value cannot be pickled, whatever the reason)
+        loads(dumps(value))
+    except Exception:  # noqa: BLE001 (the value cannot be copied, whatever the reason)
         return False
     return True
 
