@@ -13,9 +13,6 @@ from parallelenv.contract.protocol import Backend, Command, Death, EnvFacts, Ext
 from parallelenv.worker.host import Host
 from parallelenv.worker.running_command import RunningCommand
 
-_STATES = frozenset({"loose", "ended_loose", "ended_state"})
-"""The fields of an `Extra` that contain states, which may be part of a gradient graph."""
-
 
 class InProcessBackend(Backend):
     """The part that the backends whose envs are in the caller's process have in common."""
@@ -155,15 +152,8 @@ def copy_values(reply: Reply) -> Reply:
     """
     for env_id, value in list(reply.values.items()):
         try:
-            if type(value) is Extra:
-                copies = {
-                    name: deep_copy_but_graph(part) if name in _STATES else deep_copy(part)
-                    for name, part in zip(Extra._fields, value, strict=True)
-                    if part is not None
-                }
-                reply.values[env_id] = Extra(**copies)
-            elif type(value) is not EnvFacts:
-                reply.values[env_id] = deep_copy(value)
+            if type(value) is not EnvFacts:
+                reply.values[env_id] = value.copied() if type(value) is Extra else deep_copy(value)
         except Exception as error:  # noqa: BLE001 (copying runs user code, which may raise anything)
             del reply.values[env_id]
             reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")

@@ -177,6 +177,28 @@ def test_object_that_fails_to_unpickle_affects_only_its_env_and_call(make_env: M
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 1, 1]
 
 
+class Locked(Fragile):
+    """An action ends its episode, with an info that cannot be copied."""
+
+    def step(self, action: Any) -> Any:
+        state, reward, *_ = super().step(GO_ON)
+        ends = action == RAISE
+        return state, reward, ends, False, {"lock": threading.Lock()} if ends else {}
+
+
+def test_env_whose_last_result_cannot_be_copied_is_not_stepped_past_its_end(make_env: MakeEnv) -> None:
+    env = make_env([partial(Locked, number) for number in range(4)], asynchronous="restart", num_cpus=2)
+    env.reset()
+    with pytest.raises(UnpicklableError, match="The result contains a lock") as caught:
+        env.step([GO_ON, RAISE, GO_ON, GO_ON])
+    assert "Raised by env 1 in the copying of its result" in caught.value.__notes__[0]
+    assert caught.value.partial.states.tolist() == [[0, 1], [2, 1], [3, 1]]  # type: ignore[attr-defined]
+    with pytest.raises(ResetNeeded, match="env 1 has no"):
+        env.step([GO_ON] * 4)
+    env.reset(1)
+    assert env.step([GO_ON] * 4).states[:, 1].tolist() == [2, 1, 2, 2]
+
+
 class Looped(Fragile):
     def give(self) -> Any:
         loop: list[Any] = [threading.Lock()]

@@ -902,6 +902,22 @@ def test_result_of_one_env_that_cannot_be_copied_fails_its_vector_env() -> None:
         assert [type(failure) for failure in failures] == [UnpicklableError] * 2
 
 
+class Locked(Walk):
+    """The infos of its last steps cannot be copied."""
+
+    def _info(self) -> dict[str, Any]:
+        return {"lock": threading.Lock()} if self.count == self.length else {}
+
+
+def test_vector_env_needs_a_reset_if_a_last_result_cannot_be_copied() -> None:
+    with ParallelEnv([partial(synced, (1, 5), DISABLED, Locked)], asynchronous="restart") as env:
+        env.reset()
+        with pytest.raises(UnpicklableError, match="The result contains a lock"):
+            env.step([GO, GO])
+        with pytest.raises(ResetNeeded):
+            env.step([GO, GO])
+
+
 def test_missing_last_states_are_named() -> None:
     with ParallelEnv([answering(2, np.ones(2, bool), SAME)], asynchronous="restart") as env:
         env.reset()

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from parallelenv.contract.copying import deep_copy, deep_copy_but_graph
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.worker_info import UNKNOWN_PROCESS, ProcessInfo
 from parallelenv.errors import ArgumentError
@@ -141,6 +142,20 @@ class Extra(NamedTuple):
     is_exhausted: bool | None = None
     #: A one-tuple of the ended episode's last state, if a row would change its type and `Layout.keeps_types` is set.
     ended_state: tuple[State] | None = None
+
+    def copied(self) -> Extra:
+        """Return a copy that shares nothing with the original, except the graphs of states."""
+        info, loose, reward, ended_loose, reset_info, is_exhausted, ended_state = self
+        # Absent states are left out, because `deep_copy_but_graph` takes 0.2 us even for ``None``.
+        return Extra(
+            deep_copy(info),
+            loose and deep_copy_but_graph(loose),
+            deep_copy(reward),
+            ended_loose and deep_copy_but_graph(ended_loose),
+            deep_copy(reset_info),
+            is_exhausted,
+            ended_state and deep_copy_but_graph(ended_state),
+        )
 
 
 NOTHING = Extra()

@@ -267,8 +267,8 @@ class EnvGroup:
         env_ids = tuple(share.env_ids[position] for position in ended)
         for env_id in env_ids:
             writer.keep_ended(env_id - writer.first)
-            if env_id in values:  # copied before the reset, which may change the info
-                values[env_id] = values[env_id]._replace(info=deep_copy(values[env_id].info))
+            if env_id in values:
+                values[env_id] = host.running.copied(values[env_id])
         numbers = ended if share.numbers is None else [share.numbers[position] for position in ended]
         states, infos, indices = self._reset(numbers)
         writer = host.writer

@@ -573,8 +573,8 @@ class Host:
         ended_loose = reset_info = is_exhausted = ended_state = None
         info = store_info(writer.infos, row, info)
         if goes_on:
-            if info or loose or other_reward:  # copied before the reset: an env may reuse the buffers that it returned
-                info, loose, other_reward = deep_copy(info), deep_copy_but_graph(loose), deep_copy(other_reward)
+            if info or loose or other_reward:
+                info, loose, other_reward, *_ = self.running.copied(Extra(info, loose, other_reward))
             writer.keep_ended(row)
             ended_state = writer.as_given(state) if writer.keeps_types else None
             ended_loose = loose

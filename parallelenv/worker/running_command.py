@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from parallelenv.contract.batch import Index
-from parallelenv.contract.protocol import Command, Reply
+from parallelenv.contract.copying import cannot_travel
+from parallelenv.contract.protocol import Command, Extra, Reply
 
 Run = Callable[["RunningCommand", Iterator[Any]], None]
 """A function that executes a command for the envs that an iterator yields, and counts them in ``num_started``."""
@@ -83,6 +84,17 @@ class RunningCommand:
         if self.shares is not None:
             return self.shares[number - 1].env_ids if number else ()
         return self.command.env_ids[max(0, number - 1) : number]
+
+    def copied(self, result: Extra) -> Extra:
+        """Return a copy of a step's result, for a reset within the step: an env may reuse the objects that it returned.
+
+        If the result cannot be copied, raise the same error as if it were copied after the step.
+        """
+        try:
+            return result.copied()
+        except Exception as error:  # copying runs user code, which may raise anything
+            self.doing = "the copying of its result"
+            raise cannot_travel(result, error) from error
 
     def remaining(self) -> Iterator[Any]:
         """Return an iterator over the envs or shares that have not started."""
