@@ -71,6 +71,22 @@ class Speaking(Forgetful):
         self.place = state["place"]
 
 
+class Referring(gym.Wrapper[Any, Any, Any, Any]):
+    """Refers to the env and to another wrapper in several ways."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(TimeLimit(env, max_episode_steps=7))
+        self.parts = [env]
+        self.read = env.get_state
+        self.function: Any = lambda: env.place
+        self.limit = self.env
+
+    def step(self, action: Any) -> Any:
+        state, _, *rest = self.limit.step(action)
+        places = [one.place for one in self.parts] + [self.read()["place"], self.function()]
+        return state, sum(places), *rest
+
+
 def limited(kind: Any) -> list[Any]:
     return [lambda: TimeLimit(kind(), max_episode_steps=7)] * NUM_ENVS
 
@@ -83,7 +99,11 @@ def play(env: ParallelEnv, num_steps: int, seed: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("done_policy", DONE_POLICIES)
-@pytest.mark.parametrize("envs", [limited(Lazy), limited(Speaking), ["MountainCar-v0"] * 3], ids=["", "own", "known"])
+@pytest.mark.parametrize(
+    "envs",
+    [limited(Lazy), limited(Speaking), [lambda: Referring(Speaking())] * NUM_ENVS, ["MountainCar-v0"] * NUM_ENVS],
+    ids=["", "own", "referring", "known"],
+)
 def test_run_continues_identically_after_load_state(make_env: MakeEnv, mode: str, envs: Any, done_policy: Any) -> None:
     if needs_ray(mode) and done_policy != "restart":
         pytest.skip("takes seconds each; done policies are the same code in every mode")

@@ -8,7 +8,9 @@ each command to a host, which takes 60 us in all, and between envs, which takes 
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +19,7 @@ import cloudpickle
 import numpy as np
 from gymnasium.utils import EzPickle
 
-from parallelenv.contract.copying import loads, pickles
+from parallelenv.contract.copying import Pickler, Unpickler, loads
 from parallelenv.contract.env_specs import is_vector_env
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.spaces import Env
@@ -26,17 +28,43 @@ from parallelenv.errors import EnvContractError
 from parallelenv.worker.env_adapter import layers
 
 
+def _dump_state(value: object, env: Env) -> bytes:
+    """Pickle a part of an env's state; replace references to the env and its wrappers with their indices in `layers`.
+
+    A wrapper may, for example, keep a method of the env, or a function that uses the env. After `_load_state`, they
+    refer to the env that the state is loaded into, not to a copy of the env that was saved.
+    """
+    file = io.BytesIO()
+    indices = {id(layer): index for index, layer in enumerate(layers(env))}
+    pickler = Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
+    pickler.persistent_id = lambda part: indices.get(id(part))
+    pickler.dump(value)
+    return file.getvalue()
+
+
+def _load_state(pickled: bytes, env: Env) -> Any:
+    """Return the value that `_dump_state` pickled, for another env with the same layers."""
+    unpickler: Any = Unpickler(io.BytesIO(pickled))
+    unpickler.persistent_load = list(layers(env)).__getitem__
+    return unpickler.load()
+
+
 def save_env(env: Env, *others: Any) -> bytes | None:
     """Return the state of an env and ``others`` as one pickle, or ``None`` if the env cannot be saved."""
     *wrappers, base = layers(env)
     if callable(getattr(base, "get_state", None)) and callable(getattr(base, "set_state", None)):
-        of_wrappers = []  # for each wrapper, its class name and those attributes that can be pickled
+        of_wrappers = []  # for each wrapper, those attributes that can be pickled
         for wrapper in wrappers:
-            attributes = {name: value for name, value in vars(wrapper).items() if name != "env" and pickles(value)}
-            of_wrappers.append((type(wrapper).__qualname__, attributes))
+            attributes = {}
+            for name, value in vars(wrapper).items():
+                with contextlib.suppress(Exception):
+                    _load_state(_dump_state(value, env), env)
+                    attributes[name] = value
+            of_wrappers.append(attributes)
         generator = getattr(base, "_np_random", None), getattr(base, "_np_random_seed", None)
-        content = base.get_state(), generator, of_wrappers
-        return cloudpickle.dumps((False, content, *others))  # type: ignore[no-any-return]
+        state = _dump_state((base.get_state(), generator, of_wrappers), env)
+        names = [type(wrapper).__qualname__ for wrapper in wrappers]
+        return cloudpickle.dumps((False, (names, state), *others))  # type: ignore[no-any-return]
     sub_envs = getattr(base, "envs", ()) if is_vector_env(env) else ()
     every_layer = (*wrappers, base, *(layer for sub_env in sub_envs for layer in layers(sub_env)))
     if any(getattr(type(layer), "__getstate__", None) is EzPickle.__getstate__ for layer in every_layer):
@@ -69,9 +97,9 @@ def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, ...]:
             )
         names, saved_names = map(_wrapper_names, (env, content))
     else:
-        state, generator, of_wrappers = content
+        saved_names, pickled = content
         *wrappers, base = layers(env)
-        names, saved_names = [type(layer).__qualname__ for layer in wrappers], [name for name, _ in of_wrappers]
+        names = [type(layer).__qualname__ for layer in wrappers]
     if names != saved_names:
         raise EnvContractError(
             f"The state is of an env inside {saved_names}, but this one is inside {names}. Use the same "
@@ -79,12 +107,11 @@ def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, ...]:
         )
     if is_whole:
         return content, *others
+    state, (np_random, seed), of_wrappers = _load_state(pickled, env)
     base.set_state(state)
-    # Without its seed, Gymnasium would replace the generator. States saved by earlier versions lack the seed.
-    np_random, seed = generator if isinstance(generator, tuple) else (generator, -1)
     if np_random is not None:
-        base._np_random, base._np_random_seed = np_random, seed
-    for layer, (_, attributes) in zip(wrappers, of_wrappers, strict=True):
+        base._np_random, base._np_random_seed = np_random, seed  # without the seed, Gymnasium replaces the generator
+    for layer, attributes in zip(wrappers, of_wrappers, strict=True):
         vars(layer).update(attributes)
     return env, *others
 
