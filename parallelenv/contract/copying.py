@@ -56,13 +56,17 @@ def pickles(value: object) -> bool:
     return True
 
 
-_IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None), *np.sctypeDict.values()}) - {np.void}
+"""Plain immutable types.
+
+Subclasses of these types are not included, because their instances may have attributes that change. `numpy.void` and
+`numpy.record` are not included either, because their instances are writable views of arrays.
+"""
 
 
 def is_unchangeable(value: object) -> bool:
     """Return whether a value is of a plain immutable type, and therefore need not be copied."""
-    kind = type(value)
-    return kind in _IMMUTABLE or (isinstance(value, np.generic) and kind is not np.void)
+    return type(value) in _IMMUTABLE
 
 
 def deep_copy(value: Any) -> Any:
@@ -75,11 +79,11 @@ def deep_copy(value: Any) -> Any:
         return value
     if _is_plain_array(value):
         return value.copy()
-    if type(value) is dict:
+    if type(value) is dict and _IMMUTABLE.issuperset(map(type, value)):
         copied: dict[object, object] = {}
         arrays: set[int] = set()
         for key, item in value.items():
-            if is_unchangeable(item):
+            if type(item) in _IMMUTABLE:
                 copied[key] = item
             elif _is_plain_array(item) and id(item) not in arrays:
                 copied[key] = item.copy()
@@ -117,7 +121,9 @@ def _graph_parts(value: Any, torch: Any) -> list[Any]:
         return [value] if any(parameter.requires_grad for parameter in value.parameters()) else []
     if isinstance(value, dict):
         value = value.values()
-    elif not isinstance(value, (list, tuple, np.ndarray)):
+    elif isinstance(value, np.ndarray):
+        value = value.flat if value.dtype.hasobject else ()
+    elif not isinstance(value, (list, tuple)):
         return []
     return [part for item in value for part in _graph_parts(item, torch)]
 
