@@ -23,7 +23,7 @@ import tqdm
 from conftest import MakeEnv
 from fragile import EXIT, GO_ON, RAISE, WAIT, fragile, interrupt, when_begun
 from gymnasium.spaces import Box, Dict, Discrete
-from modes import IN_BACKGROUND, IN_WORKERS, in_modes
+from modes import IN_BACKGROUND, IN_WORKERS, THREADS, in_modes
 
 from parallelenv import ParallelEnv, Rollout
 from parallelenv.contract.spaces import object_array
@@ -570,6 +570,31 @@ def test_worker_that_died_before_the_rollout_is_replaced(begin: Begin, folder: P
     assert rollout.valid[:, 2:].all()
     assert rollout.truncated[0].tolist() == [True, True, False, False]
     assert rollout.states[1:, :, 1].tolist() == [[0, 0, 1, 1], [1, 1, 2, 2], [2, 2, 3, 3]]
+
+
+class Late:
+    """Acts too late, with actions that no other policy chooses."""
+
+    release: ClassVar = threading.Event()
+
+    def __call__(self, states: Any) -> Any:
+        self.release.wait(10)
+        return np.full(len(states), 99)
+
+
+@in_modes(THREADS)
+def test_late_policy_in_an_abandoned_thread_writes_no_actions(begin: Begin) -> None:
+    env = begin(counts(9, 9), timeout=0.3)
+    with pytest.raises(WorkerTimeoutError):
+        env.rollout(Late(), 2)
+    late = [thread for thread in threading.enumerate() if thread.name.startswith("parallelenv-")]
+    env.restart()
+    env.reset()
+    env.step([1, 2])
+    Late.release.set()
+    for thread in late:
+        thread.join(10)
+    assert env.engine.pool.batch.actions[0].tolist() == [1, 2]
 
 
 class Deadly:

@@ -225,12 +225,12 @@ class HostRollout:
             env_ids = recorder.env_ids
             try:
                 actions, extras = runner.act(env_ids, recorder.states_now())
+                if host.writer is not writer:  # the host was abandoned, and its successor uses the batch
+                    break
                 each = runner.write_actions(actions, writer.batch, env_ids)
                 recorder.record_decision(each, extras)
             except BaseException as error:  # noqa: BLE001 (the policy is user code)
                 _record_policy_failure(error, host, recorder.chunk)
-                break
-            if host.writer is not writer:  # the host was abandoned, so the result is no longer wanted
                 break
             runner.forget(recorder.record_step(host.run_step(env_ids, each, request.autoreset)))
             self.has_stopped = self._is_over(len(env_ids))
