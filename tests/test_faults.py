@@ -358,6 +358,16 @@ def test_flags_and_rewards_of_unusual_types(make_env: MakeEnv) -> None:
     assert env.done.tolist() == [True, True, False, False]
 
 
+def test_flags_may_be_tensors(make_env: MakeEnv) -> None:
+    torch = pytest.importorskip("torch")
+    flags = [torch.tensor(True), torch.tensor([False]), torch.zeros(2)]
+    env = make_env([partial(Liar, [(RIGHT[0], 1.0, flag, flag, {}) for flag in flags]) for _ in range(3)])
+    env.reset()
+    with pytest.raises(EnvContractError, match=r"bools; step\(\) returned of shape \(2,\)"):
+        env.step([0, 1, 2])
+    assert env.done.tolist() == [True, True, True]
+
+
 @dataclass(frozen=True)
 class Frozen(Exception):
     code: int = 3
@@ -469,6 +479,26 @@ def test_arrays_in_objects_of_classes_that_no_module_has_are_writable(make_env: 
     for weights in env.customized_method("give"):
         weights.array[0] = 5
         assert weights.array.tolist() == [5, 1, 2]
+
+
+def test_rows_of_tensors_are_copied_without_the_other_rows(make_env: MakeEnv) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Viewing:
+        def __init__(self) -> None:
+            self.data = torch.ones(50, 4)
+
+        def reset(self) -> Any:
+            return self.data[0]
+
+        def step(self, action: Any) -> Any:
+            return self.data[1], action.untyped_storage().nbytes(), False, {}
+
+    env = make_env([Viewing, Viewing], num_cpus=1)
+    env.reset()
+    for state, nbytes, *_ in env.step(torch.zeros(2, 4), align="batch"):
+        assert state.tolist() == [1] * 4
+        assert state.untyped_storage().nbytes() == nbytes == 16
 
 
 def test_parallel_env_cannot_be_copied_or_pickled(env: ParallelEnv) -> None:

@@ -434,8 +434,9 @@ class ActionReader:
             what = f"action is a {type(action).__name__}, which is not a batch of actions"
             raise ActionError(f"{what}. Give a list or an array.")
         self._check_count(action, env_ids)
-        # Iterating over a tensor gives views that autograd does not allow to be changed in place.
-        listed = [action[row] for row in range(len(action))] if is_tensor(action) else list(action)
+        # The rows of a tensor are views. Autograd does not allow them to be changed in place, and a copy or a pickle of
+        # one of them would contain the whole tensor.
+        listed = [row.clone() for row in action] if is_tensor(action) else list(action)
         return listed if chosen is None else [listed[position] for position in chosen]
 
     def _split(self, action: Action, what: str, way_out: str = "") -> list[Any]:

@@ -12,7 +12,7 @@ from parallelenv.contract.batch import Array, Batch, Index, InfoColumns, InfoFor
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.spaces import State, casts_to, describe_value
-from parallelenv.contract.tensors import as_array
+from parallelenv.contract.tensors import as_array, is_tensor
 from parallelenv.errors import EnvContractError
 
 _FLAGS = frozenset({bool, np.bool_})
@@ -32,8 +32,8 @@ class RowWriter:
         infos: The columns for infos of steps. If ``None``, infos are sent to the caller as objects instead.
         reset_infos: Like ``infos``, for the infos of resets within steps.
         has_loose: Whether states have loose leaves.
-        loose: Loose leaves of the latest states, by row, as the envs returned them. They are kept here for rollouts,
-            because no array contains them.
+        loose: Loose leaves of the latest states, by row: clones of tensors, and other objects as the env returned them.
+            They are kept here for rollouts, because no array contains them.
     """
 
     infos: InfoColumns | None = None
@@ -188,7 +188,8 @@ class RowWriter:
         for index, (array, leaf) in enumerate(zip(arrays, self._structure.split_state(state), strict=True)):
             if array is None:
                 self._structure.check_leaf(index, leaf)
-                loose.append(leaf)
+                # A copy or a pickle of a view, such as a row of a data set, would contain the whole tensor.
+                loose.append(leaf.clone() if is_tensor(leaf) else leaf)
             else:
                 self._store_leaf(index, array, row, leaf)
         return loose or None
@@ -216,6 +217,6 @@ def _view(array: Array) -> Any:
 
 
 def _as_flag(value: Any) -> bool:
-    if value is None or isinstance(value, str) or np.size(value) != 1:
+    if value is None or isinstance(value, str) or as_array(value).size != 1:
         raise EnvContractError(f"terminated and truncated are bools; step() returned {describe_value(value)}.")
     return bool(value)
