@@ -422,6 +422,28 @@ def test_rewards_and_flags_of_other_dtypes_and_infos_of_every_kind() -> None:
     assert_same([first, second], [plain(info) for info in result.infos])
 
 
+class Numbering(Walk):
+    """Its infos have keys that are not strings."""
+
+    def _info(self) -> dict[Any, Any]:
+        agents = {agent: float(agent) for agent in range(self.count % 3)}
+        return {"agents": agents, 7: self.count, (0, "x"): {True: "y"}} if self.count else {}
+
+
+@pytest.mark.parametrize("autoreset", [NEXT, SAME, DISABLED])
+def test_keys_of_infos_need_not_be_strings(autoreset: str) -> None:
+    envs, lengths = [partial(synced, autoreset=autoreset, kind=Numbering)], (4, 5)
+    with (
+        ParallelEnv(envs, asynchronous="restart") as env,
+        ParallelEnv([partial(Numbering, length) for length in lengths], asynchronous="restart") as other,
+    ):
+        other.reset(seed=1)
+        env.reset(seed=1)
+        for _ in range(12):
+            found, expected = (each.step([GO, GO]).infos for each in (env, other))
+            assert_same(list(map(plain, expected)), list(map(plain, found)))
+
+
 class Steady(Walk):
     """Its infos are of one form, so they have columns."""
 

@@ -306,9 +306,9 @@ class EnvGroup:
     def _columns(self, infos: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Array] | None:
         """Return infos as arrays with a row per env; ``None`` if a value is not an array or lacks some envs' rows."""
         columns: dict[str, Array] = {}
-        size = self._size(indices)
+        size, bookkeeping = self._size(indices), self._bookkeeping(infos)
         for key, values in infos.items():
-            if self._is_bookkeeping(key, infos):
+            if key in bookkeeping:
                 if key[0] == "_" and not np.all(_pick(values, None if isinstance(indices, range) else indices)):
                     return None
             elif isinstance(values, np.ndarray) and values.dtype != object and values.shape[:1] == (size,):
@@ -317,11 +317,11 @@ class EnvGroup:
                 return None
         return columns
 
-    def _split(self, infos: Mapping[str, Any], indices: Sequence[int]) -> list[Info]:
+    def _split(self, infos: Mapping[Any, Any], indices: Sequence[int]) -> list[Info]:
         each: list[Info] = [{} for _ in indices]
-        size = self._size(indices)
+        size, bookkeeping = self._size(indices), self._bookkeeping(infos)
         for key, values in infos.items():
-            if self._is_bookkeeping(key, infos):
+            if key in bookkeeping:
                 continue
             if isinstance(values, Mapping):
                 parts: Sequence[Any] = self._split(values, indices)
@@ -330,7 +330,7 @@ class EnvGroup:
                 parts = [given[index] for index in indices] if len(given) == size else [values] * len(indices)
             else:
                 parts = [values] * len(indices)
-            mask = infos.get("_" + key)
+            mask = infos.get(f"_{key}")
             for info, index, part in zip(each, indices, parts, strict=True):
                 if mask is None or mask[index]:
                     info[key] = part.copy() if isinstance(part, np.ndarray) else part
@@ -340,13 +340,13 @@ class EnvGroup:
         """Return the number of envs in the states and infos to which ``indices`` apply."""
         return len(indices) if isinstance(indices, range) else self.facts.num_envs
 
-    def _is_bookkeeping(self, key: str, infos: Mapping[str, Any]) -> bool:
-        """Return whether a key is not an info, but bookkeeping.
+    def _bookkeeping(self, infos: Mapping[Any, Any]) -> frozenset[str]:
+        """Return keys that belong to no info.
 
-        A key that starts with an underscore belongs to a mask of the envs that have the info ``key[1:]``. The other
-        bookkeeping keys are EnvPool's own.
+        For each key ``k``, ``f"_{k}"`` belongs to a mask of the envs that have the info ``k``. The other keys are
+        EnvPool's own.
         """
-        return (key[:1] == "_" and key[1:] in infos) or (self._is_envpool and key in _OF_ENVPOOL)
+        return frozenset(f"_{key}" for key in infos).union(_OF_ENVPOOL if self._is_envpool else ())
 
     # ---------------------------------------------------------------- attributes and methods
 
