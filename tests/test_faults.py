@@ -119,6 +119,9 @@ def test_wrong_result_of_a_step_raises_contract_error_and_does_not_affect_other_
     assert caught.value.partial.env_ids.tolist() == [0, 2]  # type: ignore[attr-defined]
     env.reset(1)
     assert env.step([0, 0, 0]).states.shape == (3, 2)
+    with pytest.raises(EnvContractError, match=message) as caught:
+        env.step([1, 1, 1])
+    assert caught.value.env_ids == (0, 1, 2)
 
 
 class OneWay:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Discrete
+from gymnasium.vector.utils import concatenate
 from modes import here_and_in_processes
 
 from parallelenv import ParallelEnv, recommend
@@ -103,6 +104,44 @@ def test_python_ints_are_cast_to_unsigned_dtypes_by_value(make_env: MakeEnv) -> 
     ):
         with pytest.raises(EnvContractError, match=f"state is {shown}, but the observation space is"):
             make_env([partial(Image, wrong)], spaces=UNSIGNED).reset()
+
+
+class OwnBox(Box):
+    """A space of an unknown class."""
+
+
+@here_and_in_processes
+def test_python_ints_are_cast_by_value_for_subclasses_of_spaces(make_env: MakeEnv) -> None:
+    env = make_env([partial(Image, [0, 255])] * 2, spaces=(OwnBox(0, 255, (2,), np.uint8), UNSIGNED[1]))
+    for states in (env.reset(), env.step([[7, 0], [8, 0]]).states):
+        assert states.dtype == np.uint8
+    assert states.tolist() == [[7, 2], [8, 2]]
+
+
+class Closed(OwnBox):
+    """Its states cannot be batched while it is closed."""
+
+    is_closed = True
+
+
+@concatenate.register(Closed)
+def stack_unless_closed(space: Any, items: Any, out: Any) -> Any:
+    if space.is_closed:
+        raise LookupError("closed")
+    return np.stack(items)
+
+
+@here_and_in_processes
+def test_states_that_their_space_cannot_batch_are_named(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_env([Image] * 2, spaces=(Closed(0, 255, (2,), np.uint8), UNSIGNED[1]))
+    with pytest.raises(EnvContractError, match="results cannot be batched: closed"):
+        env.reset()
+    monkeypatch.setattr(Closed, "is_closed", False)
+    env.reset()
+    monkeypatch.undo()
+    for _ in range(2):
+        with pytest.raises(EnvContractError, match="results cannot be batched: closed"):
+            env.step([[1, 2], [3, 4]])
 
 
 def test_recommend_uses_given_spaces() -> None:

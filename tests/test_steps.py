@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from gymnasium.spaces import Box, Dict, Tuple
 from modes import here_and_in_processes
 
 from parallelenv import CLOSE, RESET, TERMINATED, ParallelEnv, get_worker_info
@@ -105,6 +106,40 @@ def test_step_of_an_env_may_return_a_named_tuple(make_env: MakeEnv) -> None:
     for _ in range(9):
         expected, found = (items(env.step([1, 2])) for env in envs)
         assert_same(expected, found)
+
+
+@pytest.mark.parametrize(("space", "state"), [(Dict(), {}), (Tuple(()), ()), (Dict(inner=Dict()), {"inner": {}})])
+def test_states_may_have_no_parts(make_env: MakeEnv, space: Any, state: Any) -> None:
+    class Blind(Counter):
+        observation_space = space
+
+        def _state(self) -> Any:
+            return state
+
+    env = make_env([Blind] * 3, asynchronous="restart", num_cpus=1)
+    assert env.reset() == state
+    for _ in range(5):
+        assert env.step([1] * 3).states == state
+        batch = env.step([1, 2], [2, 0], align="batch")
+        assert [(found, reward is not None) for found, reward, *_ in batch] == [(state, True)] * 2
+    assert env.rollout(lambda states: [1] * 3, 4).states == state
+
+
+def test_dtypes_of_states_may_have_another_byte_order(make_env: MakeEnv) -> None:
+    dtype = np.dtype(np.float32).newbyteorder()
+
+    class Swapped(Counter):
+        observation_space = Box(-1e6, 1e6, (3,), dtype)
+
+    swapped, env = (make_env([partial(kind, length=2)] * 2, asynchronous="restart") for kind in (Swapped, Counter))
+    assert swapped.reset(seed=1).dtype == dtype
+    env.reset(seed=1)
+    for _ in range(4):
+        found, expected = swapped.step([1, 2]), env.step([1, 2])
+        assert found.states.dtype == dtype
+        assert found.states.tolist() == expected.states.tolist()
+        for one, other in zip(found.infos, expected.infos, strict=True):
+            assert np.array_equal(one.get("ended_state", 0), other.get("ended_state", 0))
 
 
 def test_each_env_has_its_own_spaces(make_env: MakeEnv) -> None:

@@ -35,6 +35,8 @@ Info: TypeAlias = dict[str, Any]
 Env: TypeAlias = Any
 """An env, whether of Gymnasium or not, or one of its wrappers."""
 
+_FIXED = spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete
+
 
 class Structure:
     """Splits the values of one space into leaves, and joins leaves into values.
@@ -65,7 +67,7 @@ class Structure:
 
         This is true only for a `Box`, `Discrete`, `MultiBinary` or `MultiDiscrete`, not for subclasses of these.
         """
-        return type(self.leaves[leaf]) in (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+        return type(self.leaves[leaf]) in _FIXED
 
     def describe(self, leaf: int) -> str:
         """Return the path to a leaf, such as ``"['camera'][0]"``; an empty string if the leaf is the whole value."""
@@ -110,12 +112,23 @@ class Structure:
         return next(leaves)
 
     def stack(self, leaf: int, values: Sequence[object]) -> Any:
-        """Batch the values of a loose leaf, one per env, as Gymnasium does."""
+        """Batch the values of a loose leaf, one per env, as Gymnasium does.
+
+        Raises:
+            EnvContractError: If the values cannot be batched, for example because of a user's own space.
+        """
         space = self.leaves[leaf]
         if space is None:
             return batch_values(values)
-        empty: Any = create_empty_array(space, len(values))
-        return concatenate(space, values, empty)
+        try:
+            empty: Any = create_empty_array(space, len(values))
+            if not isinstance(space, _FIXED):
+                return concatenate(space, values, empty)
+            # `check_leaf` accepts lists of ints that `concatenate` refuses. If all envs fail, there are no values.
+            arrays = [as_array(value).astype(space.dtype, copy=False) for value in values]
+            return concatenate(space, arrays, empty) if arrays else empty
+        except Exception as error:  # a user's own space may raise anything
+            raise EnvContractError(f"The envs' results cannot be batched: {error}.") from error
 
 
 def common_space(candidates: Iterable[Space | None]) -> Space | None:

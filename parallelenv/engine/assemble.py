@@ -210,7 +210,7 @@ def list_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra
     columns = [next(loose) if array is None else list(select_rows(array, rows, copy=True)) for array in batch.states]
     if structure.is_single:
         return list(columns[0])
-    return [structure.join(leaves) for leaves in zip(*columns, strict=True)]
+    return [structure.join([column[place] for column in columns]) for place in range(len(env_ids))]
 
 
 def ended_state(batch: Batch, env_id: int, extra: Extra) -> State:

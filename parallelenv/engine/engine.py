@@ -60,7 +60,7 @@ from parallelenv.engine.step_plan import StepPlan
 from parallelenv.engine.thread_guard import Guard, single_threaded_in
 from parallelenv.engine.tickets import Outcome, Ticket
 from parallelenv.engine.worker_pool import Pool
-from parallelenv.errors import EnvBusyError, EnvContractError, NothingInFlightError
+from parallelenv.errors import EnvBusyError, NothingInFlightError
 from parallelenv.results import StepBatch, StepResult
 
 HEARTBEAT = 0.25
@@ -421,9 +421,9 @@ class Engine:
             unpaid = [env_id for env_id in wrong if env_id in failures]
             if unpaid:
                 self.assembler.record(self.pool.batch, Outcome(unpaid, unpaid, outcome.extras, {}, outcome.restarted))
-        except (ValueError, TypeError) as error:  # raised, for example, by a user's own space
+        except Exception:  # raised, for example, by a user's own space
             self.table.release(outcome.env_ids)
-            raise EnvContractError(f"The envs' results cannot be batched: {error}.") from error
+            raise
         self.table.release(outcome.env_ids)
         if outcome.restarted and self.recovery is not None:
             self.recovery.forget(outcome.restarted)

@@ -41,7 +41,8 @@ class RowWriter:
 
     def __init__(self, batch: Batch) -> None:
         layout, single = batch.layout, batch.single_state
-        is_vector = single is not None and single.ndim == 2 and single.size > 0
+        # `memoryview` does not support numbers in another byte order.
+        is_vector = single is not None and single.ndim == 2 and single.size > 0 and single.dtype.isnative
         width = single.shape[1] if single is not None and is_vector else 0
         self.batch, self.first, self.keeps_types = batch, layout.first, layout.keeps_types
         self.rewards = _view(batch.rewards)
