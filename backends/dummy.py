@@ -30,7 +30,7 @@ class DummyBackend(InProcessBackend):
         return [channel for channel in channels if channel.advance()]
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:  # noqa: D102 (see Backend)
-        return CallerStep.of(*commands[0]) if len(commands) == 1 else None
+        return CallerStep.of(*commands[0])
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         for channel in channels:

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Sequence
 
 from parallelenv.backends._in_process import InProcessBackend, InProcessChannel, copy_values
-from parallelenv.contract.batch import Batch, Layout
+from parallelenv.contract.batch import Batch
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Channel, Command, Printed, WorkerSpec
 from parallelenv.errors import WorkerStartError
@@ -41,7 +41,6 @@ class ThreadChannel(InProcessChannel):
         self._answered = answered
         self._bells = bells
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._layout: Layout | None = None
         # The thread is a daemon, so that an env that never returns cannot prevent the interpreter from exiting.
         self.thread = threading.Thread(target=self._serve, name=f"parallelenv-{spec.env_ids[0]}", daemon=True)
 
@@ -59,10 +58,6 @@ class ThreadChannel(InProcessChannel):
     def send(self, packed: Command) -> None:  # noqa: D102 (see Channel)
         self._commands.put(packed)
 
-    def attach(self, batch: Batch) -> None:  # noqa: D102 (see Channel)
-        self._layout = batch.layout
-        super().attach(batch)
-
     def stop(self) -> None:
         """Make the thread end after its current command."""
         self._commands.put(None)
@@ -72,8 +67,9 @@ class ThreadChannel(InProcessChannel):
 
         The host gets a new batch that nothing reads, so that the results of the current command have no effect.
         """
-        if self._layout is not None:
-            self.host.attach(Batch.private(self._layout))
+        writer = getattr(self.host, "writer", None)  # absent before the first batch, and after the thread has ended
+        if writer is not None:
+            self.host.attach(Batch.private(writer.batch.layout))
         self.stop()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -183,7 +184,7 @@ class AdapterCalls:
             engine.recovery.forget(engine.env_ids)
         old, stats = engine.pool.layout, engine.table.stats
         if any(getattr(old, name) is not value for name, value in layout.items()):
-            engine.pool.rearrange(old.changed(**layout))
+            engine.pool.rearrange(replace(old, **layout))
         engine.use_done_policy(policy, as_given=True, **rules)
         engine.table.share_stats(stats)
         engine.table.record_unknown_states()

@@ -95,11 +95,7 @@ class Layout:
 
         The new layout has no memory for infos, because messages carry the infos separately from the rows.
         """
-        return self.changed(first=env_ids[0], num_envs=len(env_ids), has_infos=False)
-
-    def changed(self, **changes: Any) -> Layout:
-        """Return a copy of the layout with these arguments changed."""
-        return replace(self, **changes)
+        return replace(self, first=env_ids[0], num_envs=len(env_ids), has_infos=False)
 
     @property
     def fields(self) -> list[Field]:
@@ -184,8 +180,8 @@ class Batch:
 
     def ended(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the env ids among ``env_ids`` for which a flag (terminated or truncated) is set."""
-        ends: Any = self.flags[self.rows(env_ids)].any(axis=1)
-        return tuple(itertools.compress(env_ids, ends.tolist()))
+        flags: Any = self.flags[self.rows(env_ids)]
+        return tuple(itertools.compress(env_ids, flags.any(axis=1).tolist())) if has_true(flags) else ()
 
     def drop_infos(self, rows: Index) -> None:
         """Mark these rows as having no infos in columns."""

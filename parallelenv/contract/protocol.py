@@ -61,14 +61,14 @@ class Command:
     needs_idle_host: bool = False
 
     @property
-    def is_plain_step(self) -> bool:
-        """True if the command is a step, its actions are in the batch, and ``begins`` is empty."""
-        return self.operation == "step" and self.each is None and not self.begins
-
-    @property
     def reads_actions(self) -> bool:
         """True if the host reads the actions from the batch."""
         return self.operation == "step" and self.each is None
+
+    @property
+    def is_plain_step(self) -> bool:
+        """True if the command is a step, its actions are in the batch, and ``begins`` is empty."""
+        return self.reads_actions and not self.begins
 
     @property
     def writes_rows(self) -> bool:

@@ -105,7 +105,7 @@ class Host:
         self._rollout: HostRollout | None = None
         self._seeds: dict[int, int | None] = {}  # by env id: the seed of the env's latest reset with a seed
         self._generators: dict[int, EnvGenerators] | None = {} if spec.seed_globals else None
-        self._begins: tuple[int, list[int]] = 0, []  # of the latest step with `begins_ended`: number, envs to reset
+        self._begins: tuple[int, Collection[int]] = 0, ()  # latest step with `begins_ended`: its number, envs to reset
         self._remarks: list[Remark] = []  # to send with the next reply
         self._remarked: set[type[Remark]] = set()  # the kinds of remarks that were sent
 
@@ -375,7 +375,7 @@ class Host:
             share.is_group and getattr(self._envs[share.env_ids[0] - self._first], "has_stepped", False)
             for share in shares
         ):
-            begins = self._begins_of(command, range(rows.start, rows.stop) if isinstance(rows, slice) else rows)
+            begins = self._begins_of(command)
         self.writer.start_step(rows)
         return begins
 
@@ -458,7 +458,7 @@ class Host:
     def _start_step(self, command: Command, envs: StepEnvs) -> Columns:
         """Clear the flags of a step's envs; return four columns: each env's row, cell, step function and action."""
         steps: Sequence[Any] = self._steps if envs.pick is None else envs.pick(self._steps)
-        begins = self._begins_of(command, envs.row_numbers) if command.begins_ended else command.begins
+        begins = self._begins_of(command) if command.begins_ended else command.begins
         if begins:
             steps = [
                 functools.partial(self._reset_instead, env_id) if env_id in begins else step
@@ -472,14 +472,14 @@ class Host:
             steps = [lambda action, step=step: step(deep_copy_but_graph(action)) for step in steps]
         return envs.row_numbers, envs.cells, steps, actions
 
-    def _begins_of(self, command: Command, row_numbers: Sequence[int]) -> Collection[int]:
-        """Return the ids of the envs in these rows that a step with `Command.begins_ended` resets.
+    def _begins_of(self, command: Command) -> Collection[int]:
+        """Return the ids of the envs that a step with `Command.begins_ended` resets.
 
         The result is cached, because an interrupt may occur while the step starts. When the same step is started again,
         the flags in the batch may already be cleared.
         """
         if self._begins[0] != command.number:
-            self._begins = command.number, self.writer.ended(row_numbers)
+            self._begins = command.number, self.writer.batch.ended(command.env_ids)
         return self._begins[1]
 
     def _reset_instead(self, env_id: int, action: Action) -> EnvStep:

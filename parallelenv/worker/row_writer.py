@@ -95,11 +95,6 @@ class RowWriter:
             self.infos, self.reset_infos = forms.columns(self.batch)
             self._marks = _view(marks) if any(forms) else None
 
-    def ended(self, rows: Sequence[int]) -> list[int]:
-        """Return the env ids of those rows in which terminated or truncated is set."""
-        terminated, truncated, first = self._terminated, self._truncated, self.first
-        return [row + first for row in rows if terminated[row] or truncated[row]]
-
     def store_flags(self, row: int, terminated: Any, truncated: Any) -> None:
         """Write the flags that say whether an episode ended."""
         self._terminated[row] = terminated if type(terminated) in _FLAGS else _as_flag(terminated)

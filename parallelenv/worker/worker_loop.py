@@ -98,7 +98,6 @@ class MessageHost:
             return command
         if command.rows is not None and self._batch is not None:
             self._batch.put_actions(command.env_ids, command.rows)
-            command.rows = None
         reply: Reply = self.host.execute(command)
         if self._batch is not None and command.writes_rows:
             reply.rows = self._batch.take_results(command.env_ids)
