@@ -1053,8 +1053,8 @@ class ParallelEnv:
             del ticket.failures[env_id]
         ticket.raise_failures()
         envs = tuple(ticket.values.get(env_id) for env_id in engine.env_ids)
-        seeds = None if recovery is None else dict(recovery.seeds)
-        return SavedState(envs, checkpoint, dict(engine.seeds), self.asynchronous, restart_seeds=seeds)
+        seeds = {} if recovery is None else dict(recovery.seeds)
+        return SavedState(envs, checkpoint, dict(engine.seeds), self.asynchronous, seeds)
 
     @single_threaded
     def load_state(self, state: SavedState) -> tuple[int, ...]:
@@ -1083,7 +1083,7 @@ class ParallelEnv:
         need_reset = engine.table.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
         engine.seeds = dict(state.seeds)
         if engine.recovery is not None:
-            engine.recovery.seeds = dict(state.restart_seeds or {})
+            engine.recovery.seeds = dict(state.restart_seeds)
         ticket.raise_failures(partial=need_reset)
         return need_reset
 

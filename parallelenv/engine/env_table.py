@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from parallelenv.contract.rollout_data import RolloutChunk
 
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class SavedState:
     checkpoint: Checkpoint  #: State of the episodes.
     seeds: dict[int, int | None]  #: Seeds of the next resets, by env id.
     asynchronous: str | None  #: The done policy.
-    version: int = VERSION  #: Version of this format.
     #: By env id, the latest seed given to the env, from which ``on_failure="restart"`` derives new seeds, and the
-    #: number of restarts since then. ``None`` if failed envs were not restarted.
-    restart_seeds: dict[int, tuple[int, int]] | None = None
+    #: number of restarts since then. Empty with another ``on_failure``.
+    restart_seeds: dict[int, tuple[int, int]]
+    version: int = VERSION  #: Version of this format.
 
     @property
     def unsaved(self) -> tuple[int, ...]:

@@ -49,8 +49,8 @@ def _load_state(pickled: bytes, env: Env) -> Any:
     return unpickler.load()
 
 
-def save_env(env: Env, *others: Any) -> bytes | None:
-    """Return the state of an env and ``others`` as one pickle, or ``None`` if the env cannot be saved."""
+def save_env(env: Env, generators: Any, seed: int | None) -> bytes | None:
+    """Return the state of an env, ``generators`` and ``seed`` as one pickle, or ``None`` if the env cannot be saved."""
     *wrappers, base = layers(env)
     if callable(getattr(base, "get_state", None)) and callable(getattr(base, "set_state", None)):
         of_wrappers = []  # for each wrapper, those attributes that can be pickled
@@ -64,26 +64,25 @@ def save_env(env: Env, *others: Any) -> bytes | None:
         generator = getattr(base, "_np_random", None), getattr(base, "_np_random_seed", None)
         state = _dump_state((base.get_state(), generator, of_wrappers), env)
         names = [type(wrapper).__qualname__ for wrapper in wrappers]
-        return cloudpickle.dumps((False, (names, state), *others))  # type: ignore[no-any-return]
+        return cloudpickle.dumps((False, (names, state), generators, seed))  # type: ignore[no-any-return]
     sub_envs = getattr(base, "envs", ()) if is_vector_env(env) else ()
     every_layer = (*wrappers, base, *(layer for sub_env in sub_envs for layer in layers(sub_env)))
     if any(getattr(type(layer), "__getstate__", None) is EzPickle.__getstate__ for layer in every_layer):
         return None  # pickle would keep only the constructor's arguments
     try:
-        return cloudpickle.dumps((True, env, *others))  # type: ignore[no-any-return]
+        return cloudpickle.dumps((True, env, generators, seed))  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001 (pickling runs user code; the caller then reports that there is no state)
         return None
 
 
-def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, ...]:
+def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, Any, int | None]:
     """Restore a state that `save_env` returned.
 
     Returns:
-        The env, which is a new object if the whole env was pickled, and the other objects that were saved. The first of
-        these is the state of the global generators, or ``None``.
+        The env, which is a new object if the whole env was pickled, the saved state of the global generators, and the
+        saved seed.
     """
-    is_whole, content, *others = loads(saved)
-    generators = others[0]
+    is_whole, content, generators, seed = loads(saved)
     if generators is not None and not takes_generators:
         raise EnvContractError(
             "The state was saved with seed_globals=True, and includes that of the env's own generators. Make the "
@@ -106,14 +105,15 @@ def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, ...]:
             "wrappers as when it was saved."
         )
     if is_whole:
-        return content, *others
-    state, (np_random, seed), of_wrappers = _load_state(pickled, env)
+        return content, generators, seed
+    state, (np_random, np_random_seed), of_wrappers = _load_state(pickled, env)
     base.set_state(state)
     if np_random is not None:
-        base._np_random, base._np_random_seed = np_random, seed  # without the seed, Gymnasium replaces the generator
+        # Without its seed, Gymnasium would replace the generator.
+        base._np_random, base._np_random_seed = np_random, np_random_seed
     for layer, attributes in zip(wrappers, of_wrappers, strict=True):
         vars(layer).update(attributes)
-    return env, *others
+    return env, generators, seed
 
 
 def _wrapper_names(env: Env) -> list[str]:

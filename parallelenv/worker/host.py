@@ -756,9 +756,7 @@ class Host:
         """Restore a state that `save` returned."""
         old = self._env(env_id)
         own = None if self._generators is None else self._generators[env_id]
-        env, generators, *seed = load_env(old.env, saved, own is not None)
-        if seed:  # states saved by earlier versions have none
-            self._seeds[env_id] = seed[0]
+        env, generators, self._seeds[env_id] = load_env(old.env, saved, own is not None)
         if generators is not None and own is not None:
             own.load(generators)
         if env is not old.env:
