@@ -35,6 +35,7 @@ import platform
 import select
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -248,7 +249,7 @@ class BellChannel(PipeChannel):
             super().send(packed)
             return
         self._group.queue.append((self, packed))
-        self._num_unread = 1
+        self._unread.append(0)
         self._group.awaits_first = True
 
     @property
@@ -258,13 +259,13 @@ class BellChannel(PipeChannel):
         If so, the next command must be sent over the pipe too. A step announced by the bell would overtake the message,
         because the host checks for such a step before it reads the pipe.
         """
-        return self._is_behind or self._num_unread > 0
+        return self._is_behind or bool(self._unread)
 
     def announce(self, word: int) -> None:
         """The same word may be written again after an interrupt, because the worker executes each step only once."""
         self.word = self._bell.words[self.line + COMMAND] = word
         self._was_told = False
-        self._num_unread = 1
+        self._unread = deque([0])
 
     @property
     def has_begun(self) -> bool:
@@ -288,7 +289,7 @@ class BellChannel(PipeChannel):
     def receive(self) -> Reply:
         if self.inbox or not self.has_finished:
             return super().receive()
-        self._num_unread -= 1
+        self._unread.popleft()
         word, self.word = self.word, 0
         return Reply(word >> OTHER_BITS)  # a message in the pipe, if there is one, is the reply to a later command
 

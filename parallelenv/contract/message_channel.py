@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -15,6 +16,12 @@ from parallelenv.contract.codec import DONE, Message, StepSubset
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Reply
 
+_OVERHEAD = 2048
+"""Bytes of a transport's capacity that a message may take in addition to its frames.
+
+A pipe stores a message of 2049 bytes in a page of 4096. A Unix socket takes 768 bytes for a message of 19.
+"""
+
 
 class MessageChannel(ABC):
     """A `Channel` that reaches its host through messages. A subclass adds the transport.
@@ -26,8 +33,8 @@ class MessageChannel(ABC):
         items: Positions, in the user's list, of the items that the host owns.
         env_ids: Ids of the host's envs; equal to ``items`` unless the list contains vector envs.
         inbox: Messages that were read before `receive` was called; if there are any, `receive` returns at once.
-        safe_bytes: Size of the largest message that can be sent to a host that is busy, or is sending a reply that the
-            caller is not reading. The default is the capacity of a pipe.
+        safe_bytes: Number of bytes that can be sent to a host that is busy, or is sending a reply that the caller is
+            not reading. The default is the capacity of a pipe.
     """
 
     in_caller = False
@@ -37,7 +44,7 @@ class MessageChannel(ABC):
         self.items = self.env_ids = env_ids
         self.inbox: deque[Message] = deque()
         self._batch: Batch | None = None  # set if messages contain the rows of the batch
-        self._num_unread = 0
+        self._unread: deque[int] = deque()  # for each command whose reply was not read: the bytes sent for it
         self._subsets: dict[tuple[int, ...], int] = {}  # number of each subset, see `StepSubset`
         self._latest_subsets: deque[tuple[int, ...]] = deque(maxlen=8)  # latest subsets without a number
 
@@ -78,9 +85,11 @@ class MessageChannel(ABC):
                 self.name_subset(command.env_ids)
             self._latest_subsets.append(command.env_ids)
         message = codec.encode_command(command, self.env_ids, self._subsets)
-        # If both ends sent more than the transport holds, they would wait for each other forever.
-        if self._num_unread and message.frames and message.nbytes > self.safe_bytes:
-            command.needs_idle_host = True
+        if self._unread:
+            # If both ends sent more than the transport holds, they would wait for each other forever. Of the commands
+            # without a reply, the oldest takes no space, because the host reads it before it replies to it.
+            sizes = itertools.accumulate([message.nbytes + _OVERHEAD, *reversed(self._unread)])
+            command.most_pending = sum(size <= self.safe_bytes for size in sizes)
         return message
 
     def send(self, packed: Any) -> None:  # noqa: D102
@@ -88,7 +97,7 @@ class MessageChannel(ABC):
             self.send_message(packed)
         except (EOFError, OSError) as error:
             raise HostDied from error
-        self._num_unread += 1
+        self._unread.append(packed.nbytes + _OVERHEAD)
 
     def receive(self) -> Reply:  # noqa: D102
         try:
@@ -97,7 +106,7 @@ class MessageChannel(ABC):
             raise HostDied from error
         reply = codec.decode_reply(message)
         if message.tag >= codec.PRINTED:
-            reply.output = [*reply.output, *self.take_output(is_idle=not self._num_unread)]
+            reply.output = [*reply.output, *self.take_output(is_idle=not self._unread)]
         return reply
 
     def attach(self, batch: Batch) -> None:  # noqa: D102
@@ -115,7 +124,8 @@ class MessageChannel(ABC):
     def read_message(self) -> Message:
         """Return the next reply without decoding it. See `receive_message` for errors."""
         message = self.receive_message()
-        self._num_unread -= 1
+        if self._unread:  # empty if the host could not read a message that is not a command
+            self._unread.popleft()
         return message
 
     def plain_step(self, command: Command) -> Message | None:
@@ -144,8 +154,11 @@ class MessageChannel(ABC):
 
         If the host is dead, this method does not raise; the next command reports the death.
         """
+        message = codec.encode(anything)
+        if self._unread:
+            self._unread[-1] += message.nbytes + _OVERHEAD
         with contextlib.suppress(OSError):
-            self.send_message(codec.encode(anything))
+            self.send_message(message)
 
 
 class MessageStep:

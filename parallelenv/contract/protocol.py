@@ -10,6 +10,7 @@ one `Reply` to each.
 
 from __future__ import annotations
 
+import math
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -57,8 +58,8 @@ class Command:
     #: Whether a step resets the envs for which the latest step set a flag in the batch; ``begins`` is then ignored.
     begins_ended: bool = False
     rows: Rows | None = None  #: Action rows of the envs, filled in by a channel whose host does not share the batch.
-    #: Whether the host must reply to all earlier commands before this one is sent; set by `Channel.pack`.
-    needs_idle_host: bool = False
+    #: Maximum number of commands to which the host has not replied when this one is sent; set by `Channel.pack`.
+    most_pending: float = math.inf
 
     @property
     def reads_actions(self) -> bool:
@@ -251,7 +252,7 @@ class Channel(Protocol):
 
         The commands for all hosts are packed before the first one is sent, so if an argument cannot be copied
         (`UnpicklableError`), no host is affected. If `send` could block because the host is busy, this method sets
-        `Command.needs_idle_host`.
+        `Command.most_pending`.
         """
 
     def send(self, packed: Any) -> None:

@@ -163,8 +163,6 @@ class WorkerHandle:
 
 Shard = tuple[WorkerHandle, tuple[int, ...], Any]
 """A host, ids of some of its envs, and their positions among all envs of the call, as a slice or a list."""
-_Packed = tuple[WorkerHandle, Command, Any]
-"""A host, a command for it, and the command in the form that `Channel.pack` returns."""
 
 
 def spread(factories: Sequence[EnvFactory], num_workers: int, spec: WorkerSpec) -> list[WorkerSpec]:
@@ -361,8 +359,8 @@ class Pool:
             WorkerDiedError: If a worker of the envs is known to be dead and the operation is not ``build``; nothing has
                 been sent.
             UnpicklableError: If an argument cannot be copied; nothing has been sent.
-            WorkerTimeoutError: If an argument is so large that it can be sent only to idle hosts, and the hosts do not
-                finish their pending commands within the pool's timeout; nothing has been sent.
+            WorkerTimeoutError: If a command can be sent only after its host has replied to earlier ones, because it is
+                large or they are many, and the host is late; nothing has been sent.
         """
         self.enter_planned()
         self.groups.refuse_cut(operation, env_ids, each, common)
@@ -376,16 +374,18 @@ class Pool:
             each = None if each is None else items_at(each, positions)
         if self.dead and operation != "build":
             self.refuse_dead(env_ids)
-        packed, needs_idle_hosts = [], False
+        packed, lacks_room = [], False
         for worker, part, positions in self._split(env_ids):
             arguments = None if each is None else items_at(each, positions)
             to_begin = tuple(env_id for env_id in part if env_id in begins) if begins else ()
             command = Command(self.number, operation, part, arguments, common, autoreset, to_begin)
             self.number += 1
             packed.append((worker, command, worker.channel.pack(command)))
-            needs_idle_hosts |= command.needs_idle_host
-        if needs_idle_hosts:  # wait now, because Ctrl-C could not interrupt a wait in the block below
-            packed = self._await_idle_hosts(packed, ticket)
+            lacks_room |= len(worker.pending) > command.most_pending
+        if lacks_room:  # wait now, because Ctrl-C could not interrupt a wait in the block below
+            self._await_replies({worker: command.most_pending for worker, command, _ in packed})
+            ticket.failures = {**self.death_failures(ticket.sent_to), **ticket.failures}
+            packed = [one for one in packed if one[0].death is None]
         with self.shield:  # sends all commands, or none if interrupted before `announce` is called
             for _, command, _ in packed:
                 ticket.pending[command.number] = command.env_ids
@@ -399,15 +399,6 @@ class Pool:
             if self._flush is not None:
                 self._flush()
         return ticket
-
-    def _await_idle_hosts(self, packed: list[_Packed], ticket: Ticket) -> list[_Packed]:
-        """Wait until those hosts of a call that must be idle have no pending command.
-
-        Return the commands for the hosts that are still alive. The other commands fail.
-        """
-        self._await_idle([worker for worker, command, _ in packed if command.needs_idle_host])
-        ticket.failures = {**self.death_failures(ticket.sent_to), **ticket.failures}
-        return [one for one in packed if one[0].death is None]
 
     def prepare_step(
         self, env_ids: Sequence[int], *, autoreset: bool, begins_ended: bool
@@ -666,8 +657,9 @@ class Pool:
         env_ids = self.groups.complete(env_ids)
         self._refuse_live(env_ids)
         workers = dict.fromkeys(map(self._worker_of_env.__getitem__, env_ids))
-        self._let_finish(workers, 0.0)  # read the replies that have arrived: those hosts are not busy any more
-        self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)], self.timeout)
+        # First read the replies that have arrived: those hosts are not busy any more.
+        self._let_finish(dict.fromkeys(workers, 0), 0.0)
+        self._let_finish(dict.fromkeys((one for one in workers if not one.is_stuck_for(env_ids)), 0), self.timeout)
         broken = [worker for worker in workers if worker.death or worker.pending]
         # These include the envs of a worker whose replacement was interrupted before the envs were built.
         lost = (one for worker in workers for one in worker.env_ids if worker in broken or one in self.dead)
@@ -694,21 +686,21 @@ class Pool:
             factories = [factory for worker in self._workers for factory in worker.spec.envs]
             refuse_live(factories[self.groups.item(env_id)] for env_id in env_ids)
 
-    def _let_finish(self, workers: Iterable[WorkerHandle], timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while any(worker.pending for worker in workers) and self.pump(deadline):
-            pass
+    def _let_finish(self, most_pending: Mapping[WorkerHandle, float], timeout: float | None) -> list[WorkerHandle]:
+        """Wait until each of these hosts has at most so many pending commands.
 
-    def _await_idle(self, workers: Sequence[WorkerHandle]) -> None:
-        """Wait until these hosts have finished their pending commands.
-
-        Raises:
-            WorkerTimeoutError: If that takes longer than the pool's timeout.
+        Return the hosts that have more after ``timeout`` seconds.
         """
-        self._let_finish(workers, self.timeout)
-        busy = [env_id for worker in workers if worker.pending for env_id in worker.env_ids]
-        if busy:
-            raise self.late(busy, self.timeout, "idle")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while busy := [worker for worker, most in most_pending.items() if len(worker.pending) > most]:
+            if not self.pump(deadline):
+                break
+        return busy
+
+    def _await_replies(self, most_pending: Mapping[WorkerHandle, float]) -> None:
+        """Call `_let_finish` with the pool's timeout; raise a `WorkerTimeoutError` if any hosts are late."""
+        if busy := self._let_finish(most_pending, self.timeout):
+            raise self.late([env_id for worker in busy for env_id in worker.env_ids], self.timeout, "idle")
 
     def _replace(self, worker: WorkerHandle) -> None:
         """Start a new host in place of one that is dead or busy.
@@ -747,7 +739,7 @@ class Pool:
                 been changed.
         """
         self.enter_planned()
-        self._await_idle(self._workers)
+        self._await_replies(dict.fromkeys(self._workers, 0))
         self.attach(layout)
 
     # ---------------------------------------------------------------- closing

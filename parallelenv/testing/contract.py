@@ -292,6 +292,15 @@ class BackendContract:
         for number in range(NUM_ENVS):
             assert_same(large[number], landed[number][3]["action"])
 
+    def test_many_small_messages_do_not_block_each_other(self, make: Make) -> None:
+        """One worker gets more commands than a pipe holds, and executes each, before the caller waits for a result."""
+        env = make(five_env_fns(zoo.Counter), num_cpus=1)
+        env.reset()
+        for _ in range(600):
+            env.send_reset()  # drops the reset before
+        assert env.recv(min_envs=NUM_ENVS).states[:, 1].tolist() == [0] * NUM_ENVS
+        assert env.get_env_attr("episode") == [601] * NUM_ENVS
+
     def test_no_env_starves(self, make: Make) -> None:
         """Results of all envs are received, even if each env gets a new action as soon as its result is received."""
         env = make(five_env_fns(zoo.Counter), "restart", num_cpus=NUM_ENVS)
