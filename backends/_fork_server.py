@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import random
 import signal
+import stat
 import sys
 import time
 import traceback
@@ -232,7 +233,7 @@ def _generator_state() -> list[object]:
 
 
 def _unforkable_resources() -> set[tuple[str, str]]:
-    """Return the threads, child processes and sockets of this process, which forked processes cannot share."""
+    """Return the threads, child processes, sockets and files of this process that forked processes cannot share."""
     tasks = Path("/proc/self/task")
     if len(os.listdir(tasks)) > 1:
         # OpenBLAS ends its threads before each fork and restarts them when it needs them, so fork once to end them.
@@ -245,11 +246,16 @@ def _unforkable_resources() -> set[tuple[str, str]]:
         os.waitpid(pid, 0)
     found = {("starts a thread", task) for task in os.listdir(tasks) if int(task) != os.getpid()}
     for children in tasks.glob("*/children"):
-        found |= {("starts a process", pid) for pid in children.read_text().split()}
+        with contextlib.suppress(OSError):  # the thread has ended since it was listed
+            found |= {("starts a process", pid) for pid in children.read_text().split()}
     for entry in os.scandir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor was closed after it was listed
             if (link := os.readlink(entry.path)).startswith("socket:"):
                 found.add(("opens a connection", link))
+            # A forked process reads on from where another one has read. Writing, as to a log file, has no such effect.
+            is_read = bool(entry.stat(follow_symlinks=False).st_mode & stat.S_IRUSR)  # how the descriptor was opened
+            if is_read and entry.is_file() and not link.startswith("/memfd:"):
+                found.add(("opens a file", link))
     return found
 
 

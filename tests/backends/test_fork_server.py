@@ -22,6 +22,7 @@ from scripts import start
 
 from parallelenv import ParallelEnv
 from parallelenv.autotune import doctor
+from parallelenv.backends import _fork_server
 from parallelenv.errors import WorkerDiedError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each worker imports by itself")
@@ -171,6 +172,7 @@ ABROAD = f"if os.getpid() != {os.getpid()}:\n    "  # the caller imports it as w
         ("import threading, time; threading.Thread(target=time.sleep, args=(30,)).start()", "starts a thread"),
         ("import subprocess; child = subprocess.Popen(['sleep', '30'])", "starts a process"),
         ("import socket; ends = socket.socketpair()", "opens a connection"),
+        ("file = open(__file__)", "opens a file"),
     ],
 )
 def test_workers_import_packages_that_are_unsafe_to_fork(make_package: MakePackage, body: str, reason: str) -> None:
@@ -188,6 +190,19 @@ def test_workers_import_packages_that_are_unsafe_to_fork(make_package: MakePacka
     run(package.env())
     assert len(package.imported_in()) == 1 + 2 * NUM_WORKERS + 1
     assert f"{package.name} (0." in doctor.describe()
+
+
+def test_files_that_forked_workers_can_share_do_not_prevent_forking(make_package: MakePackage, tmp_path: Path) -> None:
+    logged = f"log = open({str(tmp_path / 'log')!r}, 'a')"
+    package = make_package(ABROAD + f"null = open(os.devnull); memory = os.memfd_create('mine'); {logged}")
+    run(package.env())
+    assert len(package.imported_in()) == 1
+
+
+def test_thread_that_ends_while_child_processes_are_listed_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "listdir", lambda path: [str(os.getpid())])  # otherwise, it would fork
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "0" / "children"]))
+    assert "starts a process" not in {what for what, _ in _fork_server._unforkable_resources()}
 
 
 @pytest.mark.parametrize(
