@@ -49,6 +49,8 @@ class ImportResult(NamedTuple):
     files: dict[str, FileState]  # the files of these modules, with the state of each file when it was imported
     error: str  # the error that the import raised; empty if there was none
     reason: str  # why workers must not be forked from this server any more; empty if they may be forked
+    variables: Mapping[str, str | None]  # environment variables that the import has changed; ``None``: it removed them
+    folders: Mapping[int, str]  # entries that it has added to ``sys.path``, by index
 
 
 def serve_forks(requests: Connection) -> None:
@@ -191,7 +193,7 @@ class _Server:
         # filter, although that pool may show warnings.
         show, hide = warnings.showwarning, lambda *_, **__: None
         warnings.showwarning = hide if silence else show
-        begin = time.time_ns()
+        begin, environment, path = time.time_ns(), dict(os.environ), list(sys.path)
         error, files = "", set[str]()
         try:
             importlib.invalidate_caches()
@@ -220,7 +222,10 @@ class _Server:
         states = {file: _state(file) for file in files}
         # If a file was written during the import, it is unknown which state was imported.
         states |= {file: CHANGED for file, state in states.items() if begin <= state[0] <= end}
-        return ImportResult((end - begin) / 1e9, frozenset(modules), states, error, reason)
+        names = {name for name, _ in environment.items() ^ os.environ.items()}
+        variables = {name: os.environ.get(name) for name in names}
+        folders = {index: folder for index, folder in enumerate(sys.path) if folder not in path}
+        return ImportResult((end - begin) / 1e9, frozenset(modules), states, error, reason, variables, folders)
 
 
 def _generator_state() -> list[object]:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from multiprocessing import process, reduction, spawn
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -39,7 +39,7 @@ class ForkServer:
 
     Attributes:
         surroundings: The settings that the server's imports depend on; ``None`` for the root server.
-        loaded: For each module that the server has imported on request, the duration of the import in seconds.
+        loaded: For each module that the server has imported on request, the result of the import.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ForkServer:
         self._requests = requests
         self._lock = threading.Lock()
         self._known: frozenset[str] = frozenset()
-        self.loaded: dict[str, float] = {}
+        self.loaded: dict[str, ImportResult] = {}
         self.files: dict[str, FileState] = {}
 
     @classmethod
@@ -74,7 +74,8 @@ class ForkServer:
             return cls(root, ours)
 
     def fork_server(self, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
-        arguments = _settings("parallelenv-fork-server"), surroundings[2]
+        environment, path = self.adapted(surroundings[2], surroundings[0])
+        arguments = {**_settings("parallelenv-fork-server"), "sys_path": path}, environment
         with DeferSigint():
             ours, theirs = multiprocessing.Pipe()
             with theirs:
@@ -100,8 +101,22 @@ class ForkServer:
         self._known |= loaded.modules
         self.files.update(loaded.files)
         if not loaded.error:
-            self.loaded[module] = loaded.seconds
+            self.loaded[module] = loaded
         return loaded
+
+    def adapted(self, environment: Mapping[str, str], path: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+        """Return the caller's environment variables and ``sys.path`` with the changes by the server's imports.
+
+        If the caller has imported a module itself, its settings include these changes, or a later choice of the user.
+        """
+        variables: dict[str, str | None] = {**environment}
+        folders = list(path)
+        for module, loaded in self.loaded.items():
+            if module not in sys.modules:
+                variables |= loaded.variables
+                for index, folder in loaded.folders.items():
+                    folders.insert(index, folder)
+        return {name: value for name, value in variables.items() if value is not None}, folders
 
     def knows(self, module: str) -> bool:
         self._known = self._known or self._ask("modules", ())
@@ -143,7 +158,8 @@ class ForkServer:
 def _settings(name: str) -> dict[str, Any]:
     """Return settings for ``multiprocessing.spawn.prepare`` in a new process, except those for the main module."""
     settings = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_")}
-    return {**settings, "authkey": bytes(settings["authkey"])}
+    # `multiprocessing` replaces an empty entry of ``sys.path``, the current directory, by an earlier current directory.
+    return {**settings, "authkey": bytes(settings["authkey"]), "sys_path": list(sys.path)}
 
 
 class ForkServers:
@@ -226,7 +242,7 @@ class ForkServers:
             try:
                 loaded = server.load(module, log, silence=silence)
             except ConnectionError:  # maybe not because of the import, so the next pool tries it again
-                loaded = ImportResult(0.0, frozenset(), {"": CHANGED}, "", "ends the process")
+                loaded = ImportResult(0.0, frozenset(), {"": CHANGED}, "", "ends the process", {}, {})
             if loaded.reason:
                 self.refused[module] = loaded
                 return None

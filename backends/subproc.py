@@ -107,8 +107,8 @@ class SubprocBackend(Backend):
         try:
             if packed and self._eventfd:
                 self._group.use_bell(len(packed))
-            workers = self._start_processes(packed)
-            for worker, sent in zip(workers, packed, strict=True):
+            started = self._start_processes(packed)
+            for worker, sent in started:
                 with contextlib.suppress(OSError):  # if the worker has died, its first command reports the death
                     worker.notify(sent)
                     if isinstance(shared, SharedArrays):
@@ -117,7 +117,7 @@ class SubprocBackend(Backend):
         except BaseException:
             self._group.end(wanted)
             raise
-        channels: list[Channel] = [*workers]
+        channels: list[Channel] = [worker for worker, _ in started]
         for spec in ours:
             # Live envs are copied each time they are built, as in workers. They are not unpickled, because a pickle
             # would overwrite a notebook's classes with the state that these classes had when they were pickled.
@@ -130,17 +130,22 @@ class SubprocBackend(Backend):
             channels.append(CallerChannel(dataclasses.replace(spec, envs=tuple(envs))))
         return channels
 
-    def _start_processes(self, packed: Sequence[PackedSpec]) -> list[PipeChannel]:
-        channels: list[PipeChannel] = []
+    def _start_processes(self, packed: Sequence[PackedSpec]) -> list[tuple[PipeChannel, PackedSpec]]:
+        """Start a process for each spec, and return its channel and the spec to send to it."""
+        started: list[tuple[PipeChannel, PackedSpec]] = []
         server: ForkServer | None = None
         deadline = time.monotonic() + TERMINATE_TIMEOUT
-        while len(channels) < len(packed):
+        while len(started) < len(packed):
+            spec = packed[len(started)]
             log: Any = None
             try:
                 log = WorkerLog.create()
                 if self._method == "forkserver" and server is None:
                     server = self._server(log, packed)
-                channels.append(self._start(log, packed[len(channels)].env_ids, server))
+                if server is not None:
+                    environment, path = server.adapted(spec.environment, spec.path)
+                    spec = dataclasses.replace(spec, environment=environment, path=tuple(path))
+                started.append((self._start(log, spec.env_ids, server), spec))
             except OSError as error:
                 if log is not None:
                     log.close()
@@ -152,7 +157,7 @@ class SubprocBackend(Backend):
                     "wanted. Give a smaller num_cpus, or raise the limit on processes (ulimit -u), open files "
                     "(ulimit -n) or memory."
                 ) from error
-        return channels
+        return started
 
     def _server(self, log: WorkerLog, packed: Sequence[PackedSpec]) -> ForkServer:
         # The check that workers can be forked after an import works only on Linux, so envs' modules are imported only

@@ -67,7 +67,7 @@ def facts() -> dict[str, dict[str, Any]]:
         },
         "worker_processes": {
             "start_method": start_methods()[0],
-            "imported_once": {name: spent for server in SERVERS.servers for name, spent in server.loaded.items()},
+            "imported_once": {name: one.seconds for server in SERVERS.servers for name, one in server.loaded.items()},
             "in_each_worker": {name: one.reason for name, one in SERVERS.refused.items()},
             **_limits(),
         },

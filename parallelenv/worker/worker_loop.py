@@ -147,9 +147,10 @@ class MessageHost:
 
 def prepare_worker(packed: PackedSpec) -> None:
     """Give a new worker process those settings of the caller that envs may depend on."""
-    if packed.environment:
+    if packed.environment:  # not on Ray
         os.environ.clear()
         os.environ.update(packed.environment)
+        sys.path[:] = dict.fromkeys([*packed.path, *sys.path])  # in the caller's order, so that modules are the same
     forget_launcher()
     sys.path.extend(folder for folder in packed.path if folder not in sys.path)
     if packed.silence_warnings:

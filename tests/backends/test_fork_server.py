@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -163,6 +164,46 @@ def test_package_is_imported_again_if_environment_or_sys_path_changes(
     assert len(package.imported_in()) == 2
 
 
+def test_workers_have_what_an_import_that_only_the_server_has_made_changes(
+    make_package: MakePackage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DROPPED", "1")
+    body = "import sys\nos.environ['LEVEL'] = '1'\nos.environ.pop('DROPPED', None)\nsys.path.insert(0, '/levels')"
+    package, other = make_package(body), make_package("level = os.environ.get('LEVEL'), os.environ.get('DROPPED')")
+    gym.register("Foreign-v0", f"{package.name}:Env")
+    try:
+        text = "os.environ.get('LEVEL'), os.environ.get('DROPPED'), sys.path[0]"
+        for _ in range(2):
+            assert run("Foreign-v0", text) == [("1", None, "/levels")] * NUM_WORKERS
+        text = f"({text}, __import__({other.name!r}).level)"  # in a server that is forked from the first
+        assert run("Foreign-v0", text, preload=[other.name]) == [("1", None, "/levels", ("1", None))] * NUM_WORKERS
+        assert len(package.imported_in()) == 1
+        package.env()
+        os.environ["LEVEL"] = "2"  # later than the caller's own import
+        assert run("Foreign-v0", "os.environ['LEVEL']") == ["2"] * NUM_WORKERS
+    finally:
+        os.environ.pop("LEVEL", None)
+        del gym.registry["Foreign-v0"]
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_workers_import_from_the_current_directory_like_a_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    name = f"twin_{os.getpid()}_{tmp_path.name}"
+    for number, folder in enumerate(("first", "second")):
+        (tmp_path / folder).mkdir()
+        Package(tmp_path / folder, name, f"number = {number}")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(multiprocessing.process, "ORIGINAL_DIR", str(tmp_path / "first"))
+    monkeypatch.chdir(tmp_path / "second")
+    gym.register("Twin-v0", f"{name}:Env")
+    try:
+        assert run("Twin-v0", "number", num_cpus=1, start_method=method) == [1] * NUM_WORKERS
+    finally:
+        del gym.registry["Twin-v0"]
+
+
 ABROAD = f"if os.getpid() != {os.getpid()}:\n    "  # the caller imports it as well
 
 
@@ -183,8 +224,9 @@ def test_workers_import_packages_that_are_unsafe_to_fork(make_package: MakePacka
         assert set(package.imported_in()[1:]) >= set(workers)
     assert len(package.imported_in()) == 1 + 2 * NUM_WORKERS
     for child in psutil.Process().children(recursive=True):
-        if child.name() == "sleep":
-            child.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+            if child.name() == "sleep":
+                child.kill()
     assert f"{package.name}, whose import {reason}" in doctor.describe()
     package.write("")  # fixed
     run(package.env())
