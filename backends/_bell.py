@@ -19,8 +19,8 @@ group of words, which is called its line:
 A step's word combines the number of the step, the number of the subset of envs to step (see `StepSubset`), and the tag
 of the step's message. No two steps have the same word, so both sides can read or write a word again after an interrupt.
 
-The bell consists of two eventfds that are rung alternately. To ring, the caller makes one eventfd readable and resets
-the other, which it rang last time. A worker waits for the eventfd that will be rung next. Workers never read an
+The bell consists of two eventfds that are rung alternately. To ring, the caller resets the eventfd that it rang last
+time and makes the other one readable. A worker waits for the eventfd that will be rung next. Workers never read an
 eventfd: a read would reset it, and other workers would then wake late or not at all. A worker that has not noticed the
 last ring when the next ring comes may wait for the wrong eventfd. The caller detects this from the worker's words, and
 sends a message over the worker's pipe.
@@ -121,13 +121,14 @@ class Bell:
 
     def ring(self) -> None:
         """Wake all workers that wait for the bell. If Ctrl-C interrupts a ring, the caller rings again."""
-        rings = self.words[0] + 1
-        self.words[0] = rings
-        os.eventfd_write(self._descriptors[1 + (rings & 1)], 1)
-        try:
-            os.eventfd_read(self._descriptors[2 - (rings & 1)])
+        rings = self.words[0]
+        # First of all: if it stayed readable after an interrupt, workers that wait for it next would not sleep.
+        try:  # noqa: SIM105 (`contextlib.suppress` would need three more calls at every step)
+            os.eventfd_read(self._descriptors[1 + (rings & 1)])
         except BlockingIOError:  # an interrupted ring has already reset this eventfd
-            return
+            pass
+        self.words[0] = rings + 1
+        os.eventfd_write(self._descriptors[2 - (rings & 1)], 1)
 
     def silence(self) -> None:
         # If Ctrl-C comes directly afterwards, no information is lost, because the words, not the counter, show which

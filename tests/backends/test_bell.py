@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from fragile import GO_ON, WAIT, fragile
+from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv
-from parallelenv.backends._bell import HAS_BELL
+from parallelenv.backends._bell import HAS_BELL, Bell
 from parallelenv.errors import WorkerStartError, WorkerTimeoutError
 
 pytestmark = pytest.mark.skipif(not HAS_BELL, reason="there is no bell on this system")
@@ -56,6 +59,20 @@ def test_step_that_finished_before_a_later_call_is_not_lost_by_a_large_argument(
             pass
         env.set_env_attr("weights", b"x" * 100_000)
         assert env.recv(4).states[:, 1].tolist() == [2] * 4
+
+
+def test_interrupted_ring_leaves_no_eventfd_readable_for_which_workers_wait() -> None:
+    for line in itertools.count(1):
+        bell = Bell(1)
+        bell.ring()
+        outcome = interrupt_at(line, bell.ring, ["_bell"])
+        waited_for = bell._descriptors[1 + (bell.words[0] + 1 & 1)]
+        assert select.select([waited_for], [], [], 0.0)[0] == [], outcome
+        bell.ring()  # of the next step
+        assert select.select([waited_for], [], [], 0.0)[0] == [waited_for], outcome
+        if not outcome.line:
+            break
+    assert line > 4
 
 
 def test_few_of_many_workers_are_not_woken_by_the_bell(tmp_path: Path) -> None:
