@@ -396,7 +396,7 @@ class ActorCalls:
             detail = _quote(error)
             replies = [RelayedReply(number, Death(channel.pid, None, detail)) for number, channel in awaited.items()]
         for reply in replies:
-            awaited.pop(reply.command_number).arrived.append(reply)
+            awaited.pop(reply.command_number).add_reply(reply)
         if awaited:
             self.under_way[self.actor.handle.rest.remote(call_number)] = call_number, awaited
 
@@ -414,7 +414,9 @@ class RayChannel(MessageChannel):
     def __init__(self, actor: ActorHandle, host_number: int, pid: int, env_ids: tuple[int, ...]) -> None:
         super().__init__(env_ids)
         self.actor, self.host_number, self.pid = actor, host_number, pid
-        self.arrived: deque[RelayedReply] = deque()
+        self.arrived: deque[RelayedReply] = deque()  # in the order of the commands, like the replies of any host
+        self._sent: deque[int] = deque()  # numbers of the commands whose reply is not in ``arrived``
+        self._early: dict[int, RelayedReply] = {}  # replies that Ray has returned before those to earlier commands
         self._output: list[Printed] = []
         self._death = Death()
         self._content: object = None  # Ray's reference to the content of the broadcast that is being sent
@@ -438,7 +440,16 @@ class RayChannel(MessageChannel):
 
     def send_message(self, message: Message) -> None:
         content, self._content = self._content, None
+        if message.number:
+            self._sent.append(message.number)
         self.actor.calls.add(self, message, content)
+
+    def add_reply(self, reply: RelayedReply) -> None:
+        # A large result of a Ray call may arrive later than the small one of the next call. Replies contain rows of the
+        # batch, where newer rows must not be overwritten.
+        self._early[reply.command_number] = reply
+        while self._sent and self._sent[0] in self._early:
+            self.arrived.append(self._early.pop(self._sent.popleft()))
 
     def receive_message(self) -> Message:
         if not self.actor.cluster.is_connected:

@@ -22,9 +22,11 @@ from scripts import run
 
 from parallelenv import ParallelEnv, progress
 from parallelenv.backends import _ray_cluster, ray_subproc
-from parallelenv.backends._ray_actors import RayHost
+from parallelenv.backends._ray_actors import ActorCalls, RayChannel, RayHost, RelayedReply
 from parallelenv.backends.ray import RayBackend, StartedWorker
 from parallelenv.backends.ray_subproc import RaySubprocBackend
+from parallelenv.contract.codec import DONE, Message
+from parallelenv.contract.protocol import Command
 from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerStartError, WorkerTimeoutError
 from parallelenv.testing.envs import Counter
 
@@ -251,6 +253,25 @@ def test_incomplete_hand_over_of_workers_raises(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(WorkerStartError, match="ended before it had given its workers to the caller"):
         RaySubprocBackend().connect(actor, wanted)
     ours.close()
+
+
+def test_replies_of_a_host_are_received_in_the_order_of_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    calls: Any = {name: [RelayedReply(number, Message(DONE, number))] for number, name in enumerate("abc", 1)}
+    actor: Any = MagicMock()
+    actor.handle.relay.remote.side_effect = list(calls)
+    actor.calls = ActorCalls(actor)
+    monkeypatch.setattr(ray, "get", calls.get)
+    channel = RayChannel(actor, 0, 0, (0,))
+    received = []
+    for number in (1, 2, 3):
+        channel.send(channel.pack(Command(number, "set", (0,), [5], "extra")))
+        actor.calls.flush()
+    for name in "bac":
+        actor.calls.finish(name)
+        received.append([channel.receive().number for _ in range(len(channel.arrived))])
+    assert received == [[], [1, 2], [3]]
 
 
 SCRIPT = """
