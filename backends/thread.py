@@ -131,7 +131,8 @@ class ThreadBackend(InProcessBackend):
         for channel in started:
             channel.stop()
         for channel in started:
-            if channel.thread.ident is not None:
+            # The last reference to the pool may have been dropped in one of its threads, which then calls this method.
+            if channel.thread.ident is not None and channel.thread is not threading.current_thread():
                 channel.thread.join(max(0.0, deadline - time.monotonic()))
                 if channel.thread.is_alive():
                     channel.kill()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,30 @@ def test_close_of_idle_threads_frees_the_batch_and_allocates_none(
     gc.collect()
     assert batch() is None
     assert env.closed
+
+
+def test_pool_that_is_garbage_collected_in_one_of_its_threads_is_closed() -> None:
+    pools: list[ParallelEnv] = []
+    is_sent = threading.Event()
+
+    class Last(Counter):
+        def step(self, action: Any) -> Any:
+            is_sent.wait(10.0)
+            pools.clear()
+            gc.collect()
+            return super().step(action)
+
+    pools.append(ParallelEnv([Last], "thread"))
+    pools[0].reset()
+    (thread,) = [worker.channel.thread for worker in pools[0].engine.pool._workers]  # type: ignore[attr-defined]
+    pools[0].send([0])
+    with pytest.MonkeyPatch.context() as patch:
+        unraisable: list[Any] = []
+        patch.setattr(sys, "unraisablehook", unraisable.append)
+        is_sent.set()
+        thread.join(10.0)
+        assert unraisable == []
+    assert not thread.is_alive()
 
 
 def test_step_that_ends_after_close_does_not_change_results(tmp_path: Path) -> None:
