@@ -202,6 +202,17 @@ def test_env_whose_last_result_cannot_be_copied_is_not_stepped_past_its_end(make
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [2, 1, 2, 2]
 
 
+def test_registered_env_that_fails_to_unpickle_affects_only_pools_that_use_it(make_env: MakeEnv, mode: str) -> None:
+    gym.register("Foreign-v0", entry_point=type("Maker", (OneWay,), {"__call__": lambda self: Fragile(0)})())
+    try:
+        assert make_env(["CartPole-v1"]).reset().shape == (1, 4)
+        if mode in IN_WORKERS:
+            with pytest.raises(ValueError, match="no number"):
+                make_env(["Foreign-v0"])
+    finally:
+        del gym.registry["Foreign-v0"]
+
+
 class Looped(Fragile):
     def give(self) -> Any:
         loop: list[Any] = [threading.Lock()]

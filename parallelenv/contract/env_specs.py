@@ -334,8 +334,14 @@ def registered_by_user() -> dict[str, bytes]:
 
 
 def register_again(specs: Mapping[str, bytes]) -> None:
-    """Register those of the caller's specs whose ids are unknown in this process."""
-    gymnasium.registry.update({name: loads(specs[name]) for name in specs if name not in gymnasium.registry})
+    """Register those of the caller's specs whose ids are unknown in this process.
+
+    Specs that cannot be unpickled are left out.
+    """
+    for name, packed in specs.items():
+        if name not in gymnasium.registry:
+            with contextlib.suppress(Exception):  # unpickling runs user code
+                gymnasium.registry[name] = loads(packed)
 
 
 EnvFn = Callable[[], Env]
