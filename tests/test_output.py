@@ -138,6 +138,13 @@ def test_output_of_c_code_and_child_processes_is_shown(started: ParallelEnv, cap
     assert capfd.readouterr() == ("".join(f"[envs 0-1] {text}\n" for text in texts), "")
 
 
+def test_output_of_printf_is_shown_at_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")  # if set, it also switches off the buffer of the C library
+    with ParallelEnv(chatty(1), PROCESSES, start_method="spawn") as env:
+        execute(env, 0, "import ctypes; ctypes.CDLL(None).printf(b'from the C library\\n')")
+        assert capfd.readouterr().out == "[env 0] from the C library\n"
+
+
 def test_output_that_is_not_valid_text_is_shown(
     started: ParallelEnv, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

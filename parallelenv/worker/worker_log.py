@@ -6,6 +6,8 @@ killed worker is available. Text that Python prints is marked with the id of the
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import faulthandler
 import io
 import os
@@ -23,6 +25,8 @@ from parallelenv.contract.protocol import Printed
 _MARK = re.compile(b"\x1e([0-9]*)\x1f")
 _WORN = 1 << 20
 """Size in bytes. A longer file is truncated once the caller has read it and the worker is idle."""
+_IOLBF = 1
+"""The value of this macro in C libraries for Linux."""
 _OWN_FRAMES = re.compile(
     rf'(most recent call first\):\n.*?)\n  File "{re.escape(str(Path(__file__).parent))}.*', re.DOTALL
 )
@@ -135,6 +139,10 @@ def redirect_descriptors(log: WorkerLog) -> None:
     """Redirect all output of this process and its children to a log."""
     for fileno in (1, 2):
         os.dup2(log.fileno, fileno)
+    # The C library holds back what `printf` writes to a file; a buffer of one line makes it behave as on a terminal.
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # a C library that has other names
+        library = ctypes.CDLL(None)
+        library.setvbuf(ctypes.c_void_p.in_dll(library, "stdout"), None, _IOLBF, 0)
     faulthandler.enable(2, all_threads=False)  # reports the Python line if C code crashes
 
 
