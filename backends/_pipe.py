@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _HEADER_SIZE = HEADER.size
+_KILL_TIMEOUT = 1.0
+"""Seconds to wait for the end of a killed process, which may be in a system call that cannot be interrupted."""
 sched_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
@@ -202,7 +204,7 @@ class PipeChannel(MessageChannel):
         with contextlib.suppress(ValueError):  # another thread has closed the process object in the meantime
             if self.is_alive():
                 self.process.kill()
-            self.process.join()
+            self.process.join(_KILL_TIMEOUT)
             self.process.close()
         with DeferSigint():  # `is_closed` is set last, because an interrupted `kill` is called again
             self._log.close()

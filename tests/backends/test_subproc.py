@@ -18,6 +18,7 @@ import gymnasium as gym
 import psutil
 import pytest
 import threadpoolctl
+from fragile import WAIT, fragile
 from holdings import fork_server_pids, survivors
 from scripts import start
 
@@ -215,6 +216,18 @@ def test_exit_code_255_is_reported() -> None:
         pytest.raises(WorkerDiedError, match="Its exit code is 255"),
     ):
         ask(env, partial(os._exit, 255))
+
+
+def test_close_does_not_wait_for_a_process_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ParallelEnv(fragile(tmp_path), "subproc", num_cpus=1) as env:
+        env.reset()
+        for name in ("terminate", "kill"):  # they have no effect during some system calls
+            monkeypatch.setattr(WorkerProcess, name, lambda self: None)
+        env.send([WAIT] * 4)
+        began = time.monotonic()
+        env.close(0.1)
+        assert time.monotonic() - began < 10.0
+    (tmp_path / "go").touch()
 
 
 def test_close_leaks_nothing_if_fork_server_reports_exit_late(monkeypatch: pytest.MonkeyPatch) -> None:
