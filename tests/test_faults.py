@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 import signal
@@ -318,6 +319,22 @@ def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
         assert seen == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_delayed_interrupt_reaches_a_handler_of_an_event_loop_once() -> None:
+    seen: list[int] = []
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, seen.append, 1)
+        with interrupts.DeferSigint():
+            interrupt()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        loop.remove_signal_handler(signal.SIGINT)
+
+    asyncio.run(play())
+    assert seen == [1]
 
 
 def test_sigint_handler_of_a_program_that_embeds_python_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

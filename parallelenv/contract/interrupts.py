@@ -8,6 +8,7 @@ the interrupt is delayed.
 
 from __future__ import annotations
 
+import inspect
 import signal
 import threading
 
@@ -46,5 +47,9 @@ class DeferSigint:
         if self._previous is None:  # nothing was done
             return
         _set_handler(_INTERRUPT, self._previous)
-        if self._noted:
+        if not self._noted:
+            return
+        if callable(self._previous):  # not by a second signal, which `signal.set_wakeup_fd` would report again
+            self._previous(_INTERRUPT, inspect.currentframe())
+        else:
             signal.raise_signal(signal.SIGINT)
