@@ -105,11 +105,15 @@ class RayActor:
 
     An actor on the caller's machine has a lifeline: a connection to the caller. When the caller dies, the connection
     is closed, and the actor ends at once. Ray would need 1.4 to 2.6 s to end the actor.
+
+    Args:
+        caller: See `connect_to_caller`.
+        num_workers: Number of workers in the actor.
     """
 
     commands: Connection
 
-    def __init__(self, caller: tuple[str, str] | None) -> None:
+    def __init__(self, caller: tuple[str, str] | None, num_workers: int) -> None:
         connections = connect_to_caller(caller)
         self._has_connected = bool(connections)
         if connections:

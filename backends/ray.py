@@ -128,7 +128,7 @@ class RayBackend(Backend):
     @property
     def placement(self) -> str:  # type: ignore[override]
         """Text that says how many of the living actors the caller reaches directly instead of through Ray calls."""
-        living = [actor for actor in self._started if not actor.is_terminated]
+        living = [actor for actor in self._started if actor.is_alive()]
         return f"{sum(actor.is_direct for actor in living)} of {len(living)} actors reached directly"
 
     def distribute(self, num_workers: int) -> list[int]:
@@ -157,7 +157,10 @@ class RayBackend(Backend):
                 slot.env_ids = [spec.env_ids for spec in itertools.islice(left, slot.num_workers)]
         caller = PackageVersion(package_version().version, "")  # without the folder, which may differ between nodes
         packed = {spec.env_ids: spec for spec in PackedSpec.pack(specs, caller, environment={}, shared=())}
-        self._started = [actor for actor in self._started if not actor.is_terminated]
+        for actor in self._started:
+            if not actor.is_alive():
+                actor.close()
+        self._started = [actor for actor in self._started if actor.is_alive()]
         with announce_if_slow(f"Waiting for Ray to start {count(len(specs), 'worker')} ..."):
             try:
                 return self._launch(packed)
@@ -223,7 +226,7 @@ class RayBackend(Backend):
             for kind, slot in zip(kinds, slots, strict=True):
                 room = self._reservation
                 placed = {} if room is None else room.options_for(self._slots.index(slot))
-                handle = kind.options(**placed).remote(address, *self.actor_arguments)
+                handle = kind.options(**placed).remote(address, slot.num_workers, *self.actor_arguments)
                 slot.actor = ActorHandle(handle, cluster)
                 self._started.append(slot.actor)
             actors = [slot.actor for slot in slots if slot.actor is not None]

@@ -9,6 +9,7 @@ its machine has.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from parallelenv.backends._pipe import PipeChannel
@@ -128,13 +130,18 @@ class RelayActor(RayActor):
     not delay the other workers.
     """
 
-    def __init__(self, caller: tuple[str, str] | None, preload: Sequence[str]) -> None:
-        super().__init__(caller)
+    def __init__(self, caller: tuple[str, str] | None, num_workers: int, preload: Sequence[str]) -> None:
+        super().__init__(caller, num_workers)
+        self._threads = max(1, usable_cores() // num_workers)
+        with contextlib.suppress(OSError):  # this system has no /proc
+            # Ray sets this variable in a running actor, to the actor's number of cores. Each worker would take it for a
+            # choice of the user, and start that many threads.
+            if b"OMP_NUM_THREADS=" not in Path("/proc/self/environ").read_bytes():
+                os.environ.pop("OMP_NUM_THREADS", None)
         self._backend = SubprocBackend(preload=preload, eventfd=False)
         self._workers: dict[int, RelayedWorker] = {}  # workers that were not handed over, by host number
         self._lives: dict[tuple[int, ...], object] = {}  # objects that keep handed-over workers alive, by env ids
         self._shared: Mapping[str, Array] = {}
-        self._threads = 0
         self._next_call = 0  # number of the call whose messages are sent next
         self._early: dict[int, Any] = {}  # messages of calls that Ray started too early, by number of the call
         self._waiting: dict[int, set[asyncio.Future[RelayedReply]]] = {}  # missing replies, by number of the call
@@ -159,8 +166,6 @@ class RelayActor(RayActor):
         prepare_worker(specs[0])
         if shared and not self._shared:
             self._shared = self._backend.share(shared)
-        # At the first call all workers start together. A worker that is replaced later gets the same number of threads.
-        self._threads = self._threads or max(1, usable_cores() // len(specs))
         unpacked = [replace(spec.unpack(self._shared), threads=self._threads) for spec in specs]
         return self._backend.launch(unpacked)
 

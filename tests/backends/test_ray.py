@@ -17,6 +17,7 @@ from unittest.mock import MagicMock, patch
 
 import psutil
 import pytest
+import threadpoolctl
 from fragile import EXIT, GO_ON, WAIT, fragile
 from scripts import run
 
@@ -26,12 +27,16 @@ from parallelenv.backends._ray_actors import ActorCalls, RayChannel, RayHost, Re
 from parallelenv.backends.ray import RayBackend, StartedWorker
 from parallelenv.backends.ray_subproc import RaySubprocBackend
 from parallelenv.contract.codec import DONE, Message
+from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.protocol import Command
 from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerStartError, WorkerTimeoutError
 from parallelenv.testing.envs import Counter
 
 
 class Small(Counter):
+    def threads(self) -> tuple[str | None, set[int]]:
+        return os.environ.get("OMP_NUM_THREADS"), {one["num_threads"] for one in threadpoolctl.threadpool_info()}
+
     def has_imported(self, module: str) -> bool:
         return module in sys.modules
 
@@ -150,8 +155,8 @@ def test_actor_that_dies_while_it_starts_is_started_once_more(
     mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Fragile(RayHost):
-        def __init__(self, caller: Any, starts: Path) -> None:
-            super().__init__(caller)
+        def __init__(self, caller: Any, num_workers: int, starts: Path) -> None:
+            super().__init__(caller, num_workers)
             with starts.open("a") as file:
                 file.write("started\n")
             if len(starts.read_text().split()) == 1:
@@ -222,6 +227,43 @@ def test_death_of_actor_fails_all_of_its_workers(mode: str, direct: bool, tmp_pa
         assert env.restart([3]) == (2, 3)
         env.reset()
         assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1] * 4
+
+
+def kill_actor(env: ParallelEnv) -> None:
+    """Kill the first actor, and wait until its workers have ended and the `ParallelEnv` has noticed that."""
+    pool, slot = env.engine.pool, env.engine.pool.backend._slots[0]  # type: ignore[attr-defined]
+    workers = [psutil.Process(pool.processes[env_id].pid) for env_ids in slot.env_ids for env_id in env_ids]
+    psutil.Process(slot.actor.pid).kill()
+    psutil.wait_procs(workers)
+    with pytest.raises((WorkerDiedError, ExceptionGroup)):
+        env.reset()
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc to see what Ray has set")
+@in_ray_subproc
+def test_workers_of_one_actor_share_its_cores_even_after_its_death(mode: str) -> None:
+    with ParallelEnv([Small] * 2, mode, num_cpus=2) as env:
+        expected = [(None, {max(1, usable_cores() // 2)})] * 2
+        assert env.customized_method("threads") == expected
+        kill_actor(env)
+        assert [env.restart([env_id]) for env_id in (0, 1)] == [(0,), (1,)]
+        assert env.customized_method("threads") == expected
+    options = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": "2"}}}
+    with ParallelEnv([Small] * 2, mode, num_cpus=2, ray_options=options) as env:
+        assert [variable for variable, _ in env.customized_method("threads")] == ["2"] * 2
+
+
+@in_ray_modes
+def test_dead_actor_is_forgotten_when_it_is_replaced(mode: str) -> None:
+    with ParallelEnv([Small] * 2, mode, num_cpus=2) as env:
+        backend: Any = env.engine.pool.backend
+        dead, number = backend._started[0], len(backend._started)
+        kill_actor(env)
+        assert f"{number - 1} of {number - 1} actors reached directly" in repr(env)
+        env.restart()
+        assert f"{number} of {number} actors reached directly" in repr(env)
+        assert dead not in backend._started
+        assert dead.lifeline.closed
 
 
 @in_ray_modes
