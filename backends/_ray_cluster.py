@@ -45,7 +45,8 @@ class Cluster:
     actor or object would start Ray again.
     """
 
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    # Reentrant, because the garbage collector may run at any moment, and close a pool that leaves the connection.
+    _lock: ClassVar[threading.RLock] = threading.RLock()
     _present: ClassVar[Cluster | None] = None
 
     def __init__(self, arguments: dict[str, Any]) -> None:
@@ -99,14 +100,18 @@ class Cluster:
             if cls._present is None or not cls._present.is_connected:
                 cls._present = cls(arguments)
             present = cls._present
-            if arguments and arguments != present._arguments:
-                way_out = "Call ray.shutdown()" if present._is_users else "Close every ParallelEnv that uses Ray"
+            present._num_members += 1  # before code in which a pool may be collected, which could end the connection
+        if arguments and arguments != present._arguments:
+            way_out = "Call ray.shutdown()" if present._is_users else "Close every ParallelEnv that uses Ray"
+            try:
                 warn_user(
                     f"ray_init={show(arguments)} is not used, because this process is already connected to Ray. "
                     f"{way_out} first."
                 )
-            present._num_members += 1
-            return present
+            except BaseException:  # warnings are errors
+                present.leave()
+                raise
+        return present
 
     def leave(self) -> None:
         # When no pool uses the connection any more, it ends, unless this process has started the cluster or the user

@@ -24,6 +24,7 @@ from scripts import run
 from parallelenv import ParallelEnv, progress
 from parallelenv.backends import _ray_cluster, ray_subproc
 from parallelenv.backends._ray_actors import ActorCalls, RayChannel, RayHost, RelayedReply
+from parallelenv.backends._ray_cluster import Cluster
 from parallelenv.backends.ray import RayBackend, StartedWorker
 from parallelenv.backends.ray_subproc import RaySubprocBackend
 from parallelenv.contract.codec import DONE, Message
@@ -422,6 +423,33 @@ def test_cluster_started_by_a_pool_is_quiet_and_reused_by_the_next(word: str) ->
 def test_ray_init_after_a_ray_init_of_the_user_is_reported(mode: str) -> None:
     with pytest.warns(UserWarning, match=r"^ray_init={'num_cpus': 1} is not used, .* Call ray\.shutdown\(\) first"):
         ParallelEnv([Small], mode, ray_init={"num_cpus": 1}).close()
+
+
+def test_pool_that_is_collected_while_another_one_joins_ray_does_not_block_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    present: Any = object.__new__(Cluster)
+    vars(present).update(is_own=False, _is_users=True, _arguments={}, _num_members=1)
+    monkeypatch.setattr(Cluster, "_present", present)
+
+    def collect(cluster: Cluster) -> bool:
+        cluster.leave()
+        return True
+
+    monkeypatch.setattr(Cluster, "is_connected", property(collect))
+    joining = threading.Thread(target=Cluster.join, args=({},), daemon=True)
+    joining.start()
+    joining.join(10.0)
+    assert not joining.is_alive()
+    assert present._num_members == 1
+
+
+def test_warning_as_error_leaves_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    present: Any = object.__new__(Cluster)
+    vars(present).update(is_own=True, _is_users=True, _arguments={}, _num_members=1)
+    monkeypatch.setattr(Cluster, "_present", present)
+    monkeypatch.setattr(Cluster, "is_connected", True)
+    with pytest.raises(UserWarning, match="is not used"):
+        Cluster.join({"num_cpus": 1})
+    assert present._num_members == 1
 
 
 def test_ray_start_timeout_is_not_reported_as_argument_error(monkeypatch: pytest.MonkeyPatch) -> None:
