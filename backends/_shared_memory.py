@@ -21,17 +21,34 @@ from typing import NamedTuple
 import numpy as np
 
 from parallelenv.contract.batch import Array, DType, Layout, aligned
+from parallelenv.contract.cpu_cores import cgroup_files
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.errors import WorkerStartError
 
+_CGROUP_FILES = (
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
+"""The files with the limit and the use of memory, and the prefix of statistics, for version 2 and version 1."""
 
-def available_memory() -> int | None:
-    """Return how many bytes of memory new processes and arrays can use; ``None`` if the system does not say."""
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Return how many bytes of memory new processes and arrays can use; ``None`` if the system does not say.
+
+    ``root`` is the parent folder of ``proc`` and ``sys``; tests pass a temporary folder.
+    """
+    found: list[int] = []
     with contextlib.suppress(OSError):  # not Linux, or no descriptor is available
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
+        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for limit, usage, prefix in _CGROUP_FILES:
+        for most, used, statistics in cgroup_files("memory", (limit, usage, "memory.stat"), root):
+            if most.strip().isdigit() and used.strip().isdigit():  # not "max"
+                # The system takes back the memory of cached files before it ends a process because of the limit.
+                fields = dict(line.partition(" ")[::2] for line in statistics.splitlines())
+                cached = sum(int(fields.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+                found.append(int(most) - int(used) + cached)
+    return min(found, default=None)
 
 
 class SharedMemory:

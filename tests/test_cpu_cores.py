@@ -1,4 +1,4 @@
-"""Core counts, read from fake machines."""
+"""Core counts and available memory, read from fake machines."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from parallelenv.backends._shared_memory import available_memory
 from parallelenv.contract import cpu_cores
 from parallelenv.contract.cpu_cores import Cores, describe_cores, usable_cores
+
+STATISTICS = "anon 100\nfile 900\nshmem 200\nactive_file 300\ninactive_file 400"
 
 
 def v1(folder: str, microseconds: str) -> dict[str, str]:
@@ -35,11 +38,33 @@ def v1(folder: str, microseconds: str) -> dict[str, str]:
     ],
 )
 def test_cgroup_quota_is_read(tmp_path: Path, group: str, limits: dict[str, str], expected: float | None) -> None:
-    files = {"proc/self/cgroup": group, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}}
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
+    write(tmp_path, group, limits)
     assert describe_cores(tmp_path).quota == expected
+
+
+def write(root: Path, group: str, limits: dict[str, str], **others: str) -> None:
+    files = {"proc/self/cgroup": group, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}, **others}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"a/memory.max": "4000", "a/memory.current": "1000"}, 3000),
+        ({"memory/b/memory.limit_in_bytes": "4000", "memory/b/memory.usage_in_bytes": "1000"}, 3000),  # version 1
+        # 700 bytes of cached files, but not the shared memory, can be freed
+        ({"a/memory.max": "4000", "a/memory.current": "3000", "a/memory.stat": STATISTICS}, 1700),
+        ({"a/memory.max": "max", "a/memory.current": "1000", "memory.max": "2000", "memory.current": "1500"}, 500),
+        ({"a/memory.max": "90000", "a/memory.current": "1000"}, 8192),  # the machine has less
+        ({"a/memory.max": "4000"}, 8192),
+        ({}, 8192),
+    ],
+)
+def test_memory_limit_of_cgroups_is_read(tmp_path: Path, limits: dict[str, str], expected: int) -> None:
+    write(tmp_path, "3:memory:/b\n0::/a", limits, **{"proc/meminfo": "MemTotal: 16 kB\nMemAvailable: 8 kB"})
+    assert available_memory(tmp_path) == expected
 
 
 @pytest.mark.parametrize(

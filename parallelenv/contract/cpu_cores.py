@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,20 +46,29 @@ def describe_cores(root: Path = Path("/")) -> Cores:
     machine = os.cpu_count() or 1
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
     quotas: list[float] = []
+    for both, *each in cgroup_files("cpu", ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"), root):
+        words = both.split()  # version 2: "max 100000" or "150000 100000"
+        if len(words) != 2:  # version 1; a quota of -1 means no quota
+            words = [one.strip() for one in each]
+        quota, period = (int(word) if word.isdigit() else 0 for word in words)
+        quotas += [quota / period] if quota and period else []
+    return Cores(machine, affinity, min(quotas, default=None))
+
+
+def cgroup_files(controller: str, names: Sequence[str], root: Path = Path("/")) -> Iterator[list[str]]:
+    """Yield the contents of these files in each cgroup of this process; the limits of all these cgroups apply.
+
+    A file that does not exist has the content ``""``. See `describe_cores` for ``root``.
+    """
     for line in _read(root / "proc/self/cgroup").splitlines():  # hierarchy:controllers:path
         controllers, _, path = line.partition(":")[2].partition(":")
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")  # version 2 names no controllers
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")  # version 2 names no controllers
         # A container may see the host's path although only the container's group is mounted, as the root.
         group = Path(path.lstrip("/")) if ".." not in path else Path()
-        for folder in (mount / group, *(mount / parent for parent in group.parents)):  # the quota of each level applies
-            words = _read(folder / "cpu.max").split()  # version 2: "max 100000" or "150000 100000"
-            if len(words) != 2:  # version 1; a quota of -1 means no quota
-                words = [_read(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-            quota, period = (int(word) if word.isdigit() else 0 for word in words)
-            quotas += [quota / period] if quota and period else []
-    return Cores(machine, affinity, min(quotas, default=None))
+        for folder in (mount / group, *(mount / parent for parent in group.parents)):
+            yield [_read(folder / name) for name in names]
 
 
 def _read(path: Path) -> str:
