@@ -24,7 +24,10 @@ from parallelenv.contract.protocol import Printed
 
 _MARK = re.compile(b"\x1e([0-9]*)\x1f")
 _WORN = 1 << 20
-"""Size in bytes. A longer file is truncated once the caller has read it and the worker is idle."""
+"""Size in bytes. A longer file is truncated once the caller has read it and the worker is idle.
+
+Otherwise, text that the worker appends between the two could be lost. The file of a worker that is never idle grows.
+"""
 _IOLBF = 1
 """The value of this macro in C libraries for Linux."""
 _OWN_FRAMES = re.compile(
