@@ -248,7 +248,7 @@ def test_large_argument_for_a_worker_that_hangs_is_not_sent(make_env: MakeEnv, t
 
 @in_modes(PROCESSES)
 def test_worker_that_hangs_is_not_sent_more_commands_than_its_pipe_holds(make_env: MakeEnv, tmp_path: Path) -> None:
-    env = make_env(fragile(tmp_path), num_cpus=2, timeout=0.5)
+    env = make_env(fragile(tmp_path), num_cpus=2, timeout=1.5)
     env.reset()
     env.send([WAIT], id=0)
     message = "envs 0, 1 did not answer .* still busy .* nothing was sent"
@@ -256,7 +256,7 @@ def test_worker_that_hangs_is_not_sent_more_commands_than_its_pipe_holds(make_en
         list(map(env.send_reset, [1] * 1000))
     (tmp_path / "go").touch()
     env.send_reset(1)
-    assert sorted(env.recv(2).states.tolist()) == [[0, 1], [1, 0]]
+    assert sorted(env.recv(2, timeout=30).states.tolist()) == [[0, 1], [1, 0]]
 
 
 @in_modes(PROCESSES)
