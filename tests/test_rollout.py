@@ -643,6 +643,31 @@ def test_uncopyable_info_fails_only_its_env(begin: Begin) -> None:
     assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [0] * 4
 
 
+class LockedState(Count):
+    """Has no space; env 2 has a state that cannot be copied after its second step."""
+
+    observation_space = None
+
+    def _state(self) -> Any:
+        return [self.number, self.count, *([threading.Lock()] if (self.number, self.count) == (2, 2) else [])]
+
+
+@pytest.mark.parametrize(("done_policy", "length"), [("restart", 9), ("idle", 9), ("idle", 2), ("continue", 2)])
+def test_uncopyable_state_fails_only_its_env(begin: Begin, done_policy: str, length: int) -> None:
+    lengths = 9, 9, length, 9
+    env = begin([partial(LockedState, *one) for one in enumerate(lengths)], asynchronous=done_policy)
+    with pytest.raises(UnpicklableError, match="contains a lock, which cannot be copied") as caught:
+        env.rollout(zeros, 5)
+    assert "Raised by env 2 in the copying of its result" in caught.value.__notes__[0]
+    rollout = partial_of(caught)
+    assert rollout.valid.sum(axis=0).tolist() == [5, 5, 1, 5]
+    assert list(rollout.final_states) == [[0, 5], [1, 5], [2, 1], [3, 5]]
+    with pytest.raises(ResetNeededError, match="env 2 has no"):
+        env.rollout(zeros, 1)
+    env.reset()
+    assert [list(state) for state in env.rollout(zeros, 1).states[0]] == [[number, 0] for number in range(4)]
+
+
 def test_error_of_the_policy_has_earlier_steps_in_partial(begin: Begin) -> None:
     def failing(states: Any) -> Any:
         if states[0, 1] == 3:

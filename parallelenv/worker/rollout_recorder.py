@@ -20,7 +20,7 @@ from parallelenv.contract.arguments import ActionReader, Policy
 from parallelenv.contract.batch import Array, Batch, Field, Index, Layout, gather_states
 from parallelenv.contract.copying import cannot_travel, deep_copy, loads, pickle_roundtrip
 from parallelenv.contract.failures import Failure
-from parallelenv.contract.protocol import NOTHING, Command, Extra, Reply
+from parallelenv.contract.protocol import Command, Extra, Reply
 from parallelenv.contract.rollout_data import (
     EpisodeEnds,
     RecurrentState,
@@ -272,6 +272,11 @@ class ChunkRecorder:
     def __init__(self, writer: RowWriter, command: Command) -> None:
         self._since = time.perf_counter()
         self._writer, self._batch = writer, writer.batch
+        self._loose = {  # copies of the loose leaves of the latest states, by env id
+            env_id: deep_copy(writer.loose[env_id - writer.first])
+            for env_id in command.env_ids
+            if env_id - writer.first in writer.loose
+        }
         self._request: RolloutRequest = command.common
         self.chunk = new_chunk(command.env_ids, self._request.num_steps, self._batch)
         self._ends: list[EpisodeEnds] = []
@@ -292,19 +297,16 @@ class ChunkRecorder:
 
     def states_now(self) -> State:
         """Return the states of the envs that make the next step, as copies that the policy may keep or change."""
-        loose = {env_id: Extra(loose=leaves) for env_id, leaves in self._loose(self.env_ids).items()}
+        loose = {env_id: Extra(loose=deep_copy(leaves)) for env_id, leaves in self._loose_of(self.env_ids).items()}
         return gather_states(self._batch, self.env_ids, self._rows, loose, copy=True)
 
-    def _loose(self, env_ids: Sequence[int]) -> dict[int, list[Any]]:
-        if not self._writer.has_loose:
-            return {}
-        first, loose = self._writer.first, self._writer.loose
-        return {env_id: deep_copy(loose[env_id - first]) for env_id in env_ids if env_id - first in loose}
+    def _loose_of(self, env_ids: Sequence[int]) -> dict[int, list[Any]]:
+        return {env_id: self._loose[env_id] for env_id in env_ids} if self._loose else {}
 
     def record_decision(self, each: list[Any] | None, extras: Extras) -> None:
         """Record the states, actions and extras of the next step. ``each`` contains the actions if they are loose."""
         place = self.count, self._columns
-        leaves = iter(zip(*self._loose(self.env_ids).values(), strict=True))
+        leaves = iter(zip(*self._loose_of(self.env_ids).values(), strict=True))
         for kept, array in zip(self.chunk.states, self._batch.states, strict=True):
             kept[place] = object_array(next(leaves)) if array is None else array[self._rows]
         if each is None:
@@ -323,18 +325,20 @@ class ChunkRecorder:
         chunk.valid[place] = True
         self.count += 1
         failures = dict(reply.failures)
-        for env_id, (info, _, reward, _, reset_info, is_exhausted, _) in reply.values.items():
+        last: dict[int, list[Any] | None] = {}  # loose leaves of the last states of episodes, where a reset followed
+        for env_id, (info, loose, reward, ended_loose, reset_info, is_exhausted, _) in reply.values.items():
             if is_exhausted:
                 chunk.exhausted.add(env_id)
-            if not (info or reward or reset_info):
-                continue
             try:  # copied now because the env may change it in its next step
-                extra = Extra(deep_copy(info), None, deep_copy(reward), None, deep_copy(reset_info))
+                if loose:
+                    self._loose[env_id] = deep_copy(loose)
+                last[env_id] = deep_copy(ended_loose)
+                if info or reward or reset_info:
+                    extra = Extra(deep_copy(info), None, deep_copy(reward), None, deep_copy(reset_info))
+                    chunk.said[step, env_id] = extra
             except Exception as error:  # noqa: BLE001 (copying runs user code, which may raise anything)
                 why = cannot_travel(reply.values[env_id], error)
                 failures[env_id] = Failure(why, env_id, "the copying of its result")
-            else:
-                chunk.said[step, env_id] = extra
         failed = [chunk.env_ids.index(env_id) for env_id in failures]
         for column, (env_id, failure) in zip(failed, failures.items(), strict=True):
             chunk.failed[env_id] = step, failure
@@ -345,14 +349,12 @@ class ChunkRecorder:
             ended = columns.tolist()
             env_ids = [chunk.env_ids[column] for column in ended]
             autoreset = self._request.autoreset
-            if autoreset:
-                loose = {env_id: reply.values.get(env_id, NOTHING).ended_loose or [] for env_id in env_ids}
-            else:
-                loose = self._loose(env_ids)
-            leaves = iter(zip(*loose.values(), strict=True)) if self._writer.has_loose else iter(())
+            if not autoreset:
+                last = deep_copy(self._loose_of(env_ids))
+            leaves = iter(zip(*[last.get(env_id) or [] for env_id in env_ids], strict=True))
             rows = np.array(env_ids, dtype=np.intp) - self._writer.first
             arrays = self._batch.ended_states if autoreset else self._batch.states
-            states = [object_array(deep_copy(next(leaves))) if array is None else array[rows] for array in arrays]
+            states = [object_array(next(leaves)) if array is None else array[rows] for array in arrays]
             self._ends.append(EpisodeEnds(np.full(len(ended), step), columns, states))
         out = {column for column in ended if not self._goes_on(column)}.union(failed)
         if out:
@@ -374,7 +376,7 @@ class ChunkRecorder:
         chunk.actions = [kept[:count] for kept in chunk.actions]
         chunk.rewards, chunk.flags, chunk.valid = chunk.rewards[:count], chunk.flags[:count], chunk.valid[:count]
         chunk.ended = join_ends(self._ends, self._batch.states)
-        chunk.loose = self._loose(chunk.env_ids)
+        chunk.loose = deep_copy(self._loose)
         made = self._extras[:count]  # a failure may have prevented the step after the last decision
         if made:
             parts = ((extras, (step, columns)) for step, (columns, extras) in enumerate(made))
