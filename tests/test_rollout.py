@@ -400,6 +400,46 @@ def test_policy_can_be_a_torch_module(begin: Begin) -> None:
         assert one.extras["memory"].tolist() == one.states[..., 1].tolist()
 
 
+def test_recurrent_state_of_a_torch_module_has_no_graph(begin: Begin) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Linear):  # type: ignore[misc, name-defined]
+        def forward(self, states: Any, rnn_state: Any, done: Any) -> Any:
+            memory = torch.zeros(len(states), 1) if rnn_state is None else rnn_state["h"]
+            memory[torch.as_tensor(done)] = 0  # not possible in a tensor that requires gradients
+            return zeros(states), {"h": super().forward(memory)}, None
+
+    env, net = begin(counts(3, 4, 5)), Net(1, 1)
+    memory = env.rollout(net, 7).rnn_state
+    assert not memory["h"].requires_grad
+    assert not env.rollout(net, 7, rnn_state=memory).rnn_state["h"].requires_grad
+
+
+class Foreign:
+    """An array of a library that NumPy can read."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.asarray(array)
+        self.shape = self.array.shape
+
+    def __getitem__(self, rows: Any) -> Foreign:
+        return Foreign(self.array[rows])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.array
+
+
+def test_recurrent_state_of_another_library_is_returned_as_a_numpy_array(begin: Begin) -> None:
+    def foreign(states: Any, rnn_state: Any, done: Any) -> Any:
+        count = np.zeros(len(states)) if rnn_state is None else np.where(done, 0, np.asarray(rnn_state))
+        return zeros(states), Foreign(count + 1), None
+
+    env = begin(counts(4, 30))
+    first = env.rollout(foreign, 3)
+    assert (first.rnn_state.dtype, first.rnn_state.tolist()) == (np.float64, [3, 3])
+    assert env.rollout(foreign, 2, rnn_state=first.rnn_state).rnn_state.tolist() == [1, 5]
+
+
 class Noted:
     """Counts the policies that have acted in this process and still exist, and overwrites its states."""
 

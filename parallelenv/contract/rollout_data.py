@@ -13,7 +13,7 @@ from parallelenv.contract.batch import Array, Batch, DType, Field, InfoColumns, 
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.spaces import describe_value, stack_values
-from parallelenv.contract.tensors import imported_torch, is_tensor
+from parallelenv.contract.tensors import as_array, imported_torch, is_tensor
 from parallelenv.errors import ArgumentError
 
 StepIndex = tuple[int, int]
@@ -215,7 +215,8 @@ def check_rows(name: str, nest: object, num_envs: int) -> None:
 def join_memories(parts: Sequence[tuple[RecurrentState, int] | None]) -> Any:
     """Join rows of recurrent states into one nest.
 
-    Each part is a `RecurrentState` and the position of a row in it, or ``None`` for a row of zeros.
+    Each part is a `RecurrentState` and the position of a row in it, or ``None`` for a row of zeros. Arrays of libraries
+    other than torch become NumPy arrays.
     """
     first = next((part for part in parts if part is not None), None)
     if first is None:
@@ -227,7 +228,8 @@ def join_memories(parts: Sequence[tuple[RecurrentState, int] | None]) -> Any:
             raise ArgumentError(
                 f"The policy's rnn_state is {expected} for some envs, but {form} for others. Return it in one form."
             )
-        map_leaves(memory.rows, leaves.setdefault(id(memory), []).append)
+        arrays = map_leaves(memory.rows, lambda leaf: leaf if is_tensor(leaf) else as_array(leaf))
+        map_leaves(arrays, leaves.setdefault(id(memory), []).append)
     nothing = [
         imported_torch().zeros_like(leaf[0]) if is_tensor(leaf[0]) else np.zeros_like(leaf[0])
         for leaf in leaves[id(first[0])]

@@ -65,8 +65,8 @@ class Rollout:
         starts: ``(num_envs,)`` bool: whether the env's first step in this rollout starts an episode instead of
             continuing one.
         rnn_state: Recurrent state of the policy for each env after the rollout, to pass to the next rollout. Envs
-            without a running episode have zeros. ``None`` if the policy has no recurrent state, or if no env has a
-            running episode.
+            without a running episode have zeros. Its arrays are torch tensors if the policy's are, and otherwise NumPy
+            arrays. ``None`` if the policy has no recurrent state, or if no env has a running episode.
     """
 
     states: State

@@ -35,7 +35,7 @@ from parallelenv.contract.rollout_data import (
     stack_extras,
 )
 from parallelenv.contract.spaces import Action, State, object_array
-from parallelenv.contract.tensors import as_array
+from parallelenv.contract.tensors import as_array, is_tensor
 from parallelenv.errors import ActionError, ArgumentError, UnpicklableError
 from parallelenv.worker.row_writer import RowWriter
 
@@ -91,7 +91,9 @@ class PolicyRunner:
                 "every step, so that they can be stacked."
             )
         self.extras_formats = known if found == known else join_forms(known, found)
-        self._memory, self._memory_ids = memory, env_ids
+        # Without its graph, which would keep the tensors of all earlier steps.
+        self._memory = map_leaves(memory, lambda leaf: leaf.detach() if is_tensor(leaf) else leaf)
+        self._memory_ids = env_ids
         return actions, arrays
 
     def write_actions(self, actions: Action, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
