@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import tqdm
 from conftest import MakeEnv
-from fragile import EXIT, GO_ON, RAISE, WAIT, fragile, interrupt, when_begun
+from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, fragile, interrupt, when_begun
 from gymnasium.spaces import Box, Dict, Discrete
 from modes import IN_BACKGROUND, IN_WORKERS, THREADS, in_modes
 
@@ -557,6 +557,54 @@ def test_late_or_dead_worker_raises_with_other_steps_in_partial(
     after = env.rollout(zeros, 2)
     assert after.states[0, :2, 1].tolist() == [0, 0]
     assert after.states[0, 2].tolist() == rollout.final_states[2].tolist()
+
+
+class SubBox(Box):
+    """A space whose values are sent as objects, like those of all subclasses."""
+
+
+class SubDict(Dict):
+    """See `SubBox`."""
+
+
+class OfSubBox(Fragile):
+    observation_space = SubBox(-np.inf, np.inf, (2,), np.float64)
+
+
+class OfSubDict(Fragile):
+    observation_space: Any = SubDict({"place": Fragile.observation_space})
+
+    def _state(self) -> Any:
+        return {"place": super()._state()}
+
+
+def place_of(state: Any) -> Any:
+    return state["place"] if isinstance(state, dict) else state
+
+
+@pytest.mark.parametrize("kind", [OfSubBox, OfSubDict])
+@pytest.mark.parametrize(
+    ("mode", "deed", "error"),
+    [
+        *[(mode, WAIT, WorkerTimeoutError) for mode in IN_BACKGROUND],
+        *[(mode, EXIT, WorkerDiedError) for mode in IN_WORKERS],
+    ],
+    indirect=["mode"],
+)
+def test_state_that_never_arrived_is_none_in_partial(
+    begin: Begin, folder: Path, kind: Any, deed: int, error: Any
+) -> None:
+    def act(states: Any) -> Any:
+        return np.where(place_of(states)[:, 0] == 1, deed, GO_ON)
+
+    envs = [partial(kind, number, str(folder)) for number in range(2)]
+    with pytest.raises(error) as caught:
+        begin(envs, timeout=1.0 if deed == WAIT else None).rollout(act, 9)
+    (folder / "go").touch()
+    rollout = partial_of(caught)
+    assert rollout.valid.sum(axis=0).tolist() == [1, 0]
+    known, lost = rollout.final_states
+    assert (place_of(known).tolist(), lost) == ([0, 1], None)
 
 
 @pytest.mark.parametrize("done_policy", ["restart", "idle"])

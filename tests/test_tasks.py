@@ -18,7 +18,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import TimeLimit
 from modes import MODES, ORACLE, PROCESSES, in_modes
 from samplers import Walk, Walks
-from test_rollout import Count
+from test_rollout import Count, SubBox
 
 from parallelenv import CLOSE, TERMINATED, ParallelEnv, ParallelWrapper
 from parallelenv.engine import recovery
@@ -630,6 +630,18 @@ def test_rollout_of_exhausted_envs_equals_steps(make_pool: MakePool) -> None:
     assert not rollout.valid[:, 2].any()
     assert [info for (_, env_id), info in rollout.reset_infos.items() if env_id == 0] == [EXHAUSTED]
     assert_same([outside.done, outside.exhausted], [beside.done, beside.exhausted])
+
+
+class EndingBox(Ending):
+    observation_space = SubBox(-np.inf, np.inf, (2,), np.float64)
+
+
+def test_rollout_has_no_final_state_of_an_env_that_never_had_an_episode(make_env: MakeEnv) -> None:
+    env = make_env([partial(EndingBox, number) for number in range(2)], asynchronous="restart", num_cpus=2)
+    env.set_env_attr("has_begun", True, id=0)
+    env.reset()
+    absent, state = env.rollout(lambda states: np.zeros(len(states), np.int64), 3).final_states
+    assert (absent, state.tolist()) == (None, [1, 3])
 
 
 def test_rollout_ends_early_if_no_episodes_are_left(make_pool: MakePool) -> None:

@@ -114,11 +114,13 @@ class Structure:
     def stack(self, leaf: int, values: Sequence[object]) -> Any:
         """Batch the values of a loose leaf, one per env, as Gymnasium does.
 
+        If a value is ``None``, because it was lost with its worker or has never existed, the result is an object array.
+
         Raises:
             EnvContractError: If the values cannot be batched, for example because of a user's own space.
         """
         space = self.leaves[leaf]
-        if space is None:
+        if space is None or any(value is None for value in values):
             return batch_values(values)
         try:
             empty: Any = create_empty_array(space, len(values))
