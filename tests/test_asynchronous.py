@@ -344,7 +344,7 @@ def test_rewards_are_summed_per_component_or_refused(make_env: MakeEnv) -> None:
     assert [total.tolist() for total in found.returns] == [[0, 4], [7, 7], [6, 3], [18, 6], [16, 4]]
     assert repr(found) == "<Evaluation of 5 episodes>"
     env = make_env([partial(Paid, 1.0), partial(Paid, 2.0, {"a": 3})])
-    message = r"env 1 returned the reward {'a': 3}, which cannot be added.*sums"
+    message = r"env 1 returned the reward {'a': 3}, which cannot be added.*the sum of its rewards"
     with pytest.raises(EnvContractError, match=message) as caught:
         env.run_episodes(ones, 2, progress=False)
     assert caught.value.partial.returns.tolist() == [1.0]  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, fragile
 from modes import IN_BACKGROUND, IN_WORKERS, MODES, ON_RAY, ORACLE, THREADS, in_modes
-from test_rollout import POLICIES, Scripted, counts, partial_of, zeros
+from test_rollout import POLICIES, Count, Scripted, counts, partial_of, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv
 from parallelenv.collect import collector as collector_module
@@ -28,6 +28,7 @@ from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
     ClosedError,
+    EnvContractError,
     MissingDependencyError,
     UsageError,
     WorkerDiedError,
@@ -290,7 +291,10 @@ def test_collect_skips_paused_envs() -> None:
     env.pause(1)
     with Collector(lambda: zeros, lambda: env, num_steps=7) as collector:
         lengths = [collector.collect()[1]["episode_lengths"].tolist() for _ in range(2)]
-    assert lengths == [[3, 5, 3], [3, 5, 3]]
+        assert lengths == [[3, 5, 3], [3, 5, 3]]
+        env.pause([0, 2])
+        data, info = collector.collect()
+    assert (data.valid.shape, info["episode_lengths"].tolist()) == ((7, 0), [])
 
 
 # ---------------------------------------------------------------- evaluation
@@ -467,6 +471,24 @@ def test_error_of_the_policy_has_earlier_steps_in_partial(make_collector: MakeCo
         collector.collect()
     assert partial_of(caught).valid[:, 0].tolist() == [True, True, False, False]
     assert collector.collect()[0].valid.all()
+
+
+class Paying(Count):
+    """Its rewards cannot be added."""
+
+    def step(self, action: Any) -> Any:
+        state, _, *rest = super().step(action)
+        return state, {"gold": 1}, *rest
+
+
+@pytest.mark.parametrize("kind", [Collector, partial(CollectorSet, 1, para_mode=ORACLE)])
+def test_rewards_that_cannot_be_added_raise_with_the_steps_in_partial(kind: Any) -> None:
+    make_envs = partial(ParallelEnv, [*counts(9), partial(Paying, 1)], ORACLE, "restart")
+    with kind(make_policy=lambda: zeros, make_envs=make_envs, num_steps=3) as collector:
+        for _ in range(2):
+            with pytest.raises(EnvContractError, match="env 1 returned the reward {'gold': 1}, which cannot") as caught:
+                collector.collect()
+            assert partial_of(caught).rewards.tolist() == [[0, {"gold": 1}]] * 3
 
 
 # ---------------------------------------------------------------- bad input, stop, repr and plots

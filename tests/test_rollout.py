@@ -228,7 +228,8 @@ def test_rollout_steps_only_the_given_unpaused_ids_in_order(begin: Begin) -> Non
     assert rollout.states.tolist() == [[[env_id, step] for env_id in (3, 0, 1)] for step in range(3)]
     assert rollout.final_states.tolist() == [[3, 3], [0, 3], [1, 3]]
     assert env.step(np.zeros(4, int)).states[:, 1].tolist() == [4, 4, 1, 4]
-    assert env.rollout(zeros, 2, id=[]).states.shape == (2, 0, 2)
+    nothing = env.rollout(zeros, 2, id=[])
+    assert (nothing.states.shape, nothing.episode_returns.tolist()) == ((2, 0, 2), [])
     assert env.rollout(zeros, 2, id=2).states[:, 0, 1].tolist() == [1, 2]
     env.pause(1)
     assert env.rollout(zeros, 1).env_ids.tolist() == [0, 2, 3]

@@ -237,6 +237,7 @@ class CollectorBase(ShortTracebacks):
                 for example because the nesting of the data differs between collectors. The collections stay available
                 to `stream`.
             ClosedError: After `stop`.
+            EnvContractError: If the rewards of an episode cannot be added; ``error.partial`` is the collection.
             UsageError: If another thread is using this object.
             WorkerDiedError: If a collector of a set has died more often than ``max_restarts`` allows.
             WorkerTimeoutError: If a collector of a set took longer than ``timeout``. The collector is not replaced: the

@@ -6,6 +6,7 @@ A step in which an env failed and was restarted counts as the last step of the e
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +14,11 @@ import numpy as np
 
 from parallelenv.contract.batch import Array, Index, read_outcomes
 from parallelenv.contract.copying import deep_copy
+from parallelenv.contract.error_text import show
+from parallelenv.contract.failures import put
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.spaces import object_array
+from parallelenv.errors import EnvContractError
 
 if TYPE_CHECKING:
     from parallelenv.contract.rollout_data import RolloutChunk
@@ -86,7 +90,7 @@ class OpenEpisodes:
         if valid is not None:
             rewards = np.where(valid, rewards, 0)
         found = EndedEpisodes(self.returns[:0], self.lengths[:0], self.are_whole[:0])
-        if num_steps:
+        if num_steps and len(rows):
             parts = _EpisodeParts.of(rows, rewards, ended, valid, begun, goes_on)
             # The first part of an env may continue an earlier episode, and its last part may leave an episode open.
             are_whole = parts.is_begun.copy()
@@ -114,6 +118,26 @@ class OpenEpisodes:
         if rewards.dtype == object and self.returns.dtype != object:
             self.returns = self.returns.astype(object)
             self.returns[self.lengths == 0] = 0  # not 0.0, to which a Decimal cannot be added
+
+
+def refuse_unaddable(rewards_of_envs: Iterable[tuple[int, Iterable[Any]]], partial: object = None) -> None:
+    """Raise an `EnvContractError` that names the first reward that cannot be added to those before it, if any.
+
+    Each item has an env id and the env's rewards. ``partial`` becomes ``error.partial``.
+    """
+    for env_id, rewards in rewards_of_envs:
+        total: Any = 0
+        for reward in rewards:
+            try:
+                total = total + reward
+            except Exception as cause:
+                error = EnvContractError(
+                    f"env {env_id} returned the reward {show(reward)}, which cannot be added to those before it "
+                    f"({type(cause).__name__}: {cause}). The return of an episode is the sum of its rewards: return "
+                    "numbers or arrays, or take the rewards of single steps from rollout() or step()."
+                )
+                put(error, "partial", partial)
+                raise error from cause
 
 
 @dataclass(slots=True)

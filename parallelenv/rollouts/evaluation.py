@@ -11,12 +11,12 @@ import numpy as np
 
 from parallelenv.contract.arguments import Policy, check_policy
 from parallelenv.contract.batch import Array
-from parallelenv.contract.error_text import count, number, show
+from parallelenv.contract.error_text import count, number
 from parallelenv.contract.failures import put
 from parallelenv.contract.spaces import object_array
 from parallelenv.contract.tracebacks import reports_failures
-from parallelenv.engine.episode_stats import OpenEpisodes
-from parallelenv.errors import EnvContractError, WorkerTimeoutError
+from parallelenv.engine.episode_stats import OpenEpisodes, refuse_unaddable
+from parallelenv.errors import WorkerTimeoutError
 from parallelenv.results import StepResult
 from parallelenv.rollouts.rollout import RolloutLength, progress_bar
 from parallelenv.worker.rollout_recorder import PolicyRunner
@@ -137,16 +137,9 @@ class EpisodeRunner:
         rows, rewards, ends = result.env_ids, result.rewards, np.flatnonzero(result.dones)
         try:
             self._running.add(rows, rewards)
-        except Exception as error:  # a reward may be of any type
-            for env_id, reward in zip(rows.tolist(), rewards, strict=True):
-                try:
-                    self._running.returns[env_id] + reward
-                except Exception as cause:  # noqa: BLE001 (any type, see above)
-                    raise EnvContractError(
-                        f"env {env_id} returned the reward {show(reward)}, which cannot be added to those before it "
-                        f"({type(cause).__name__}: {cause}). run_episodes() sums the rewards of an episode: return "
-                        "numbers or arrays, or use rollout() or step()."
-                    ) from error
+        except Exception:  # a reward may be of any type
+            of_envs = zip(rows.tolist(), self._running.returns[rows], rewards, strict=True)
+            refuse_unaddable((env_id, both) for env_id, *both in of_envs)
             raise
         for place in ends.tolist():
             env_id = int(rows[place])

@@ -32,7 +32,7 @@ from parallelenv.contract.rollout_data import (
 from parallelenv.contract.spaces import Action, Info, State, object_array, stack_values
 from parallelenv.contract.tensors import is_tensor
 from parallelenv.engine.done_policies import DonePolicy
-from parallelenv.engine.episode_stats import EndedEpisodes, OpenEpisodes
+from parallelenv.engine.episode_stats import EndedEpisodes, OpenEpisodes, refuse_unaddable
 from parallelenv.engine.groups import Groups
 from parallelenv.errors import ArgumentError
 from parallelenv.progress import open_bar
@@ -129,10 +129,19 @@ def count_episodes(rollout: Rollout, running: OpenEpisodes, rows: Array) -> Ende
     """Add a rollout's steps to the running episodes of its envs, and return the episodes that ended.
 
     ``rows`` are the rows of ``running`` that belong to the rollout's envs.
+
+    Raises:
+        EnvContractError: If rewards cannot be added; ``error.partial`` is the rollout.
     """
     columns = np.flatnonzero(rollout.starts)
     begun = np.column_stack([np.zeros_like(columns), columns])
-    return running.add_steps(rows, rollout.rewards, rollout.dones, rollout.valid | rollout.dones, begun, goes_on=True)
+    made = rollout.valid | rollout.dones
+    try:
+        return running.add_steps(rows, rollout.rewards, rollout.dones, made, begun, goes_on=True)
+    except Exception:  # a reward may be of any type
+        of_envs = zip(rollout.env_ids.tolist(), running.returns[rows], rollout.rewards.T, made.T, strict=True)
+        refuse_unaddable(((env_id, [total, *rewards[own]]) for env_id, total, rewards, own in of_envs), rollout)
+        raise
 
 
 class RolloutBuilder:
