@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 import traceback
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,7 +24,7 @@ import tqdm
 from conftest import MakeEnv
 from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, fragile, interrupt, when_begun
 from gymnasium.spaces import Box, Dict, Discrete
-from modes import IN_BACKGROUND, IN_WORKERS, THREADS, in_modes
+from modes import IN_BACKGROUND, IN_WORKERS, ORACLE, THREADS, in_modes
 
 from parallelenv import ParallelEnv, Rollout
 from parallelenv.contract.spaces import object_array
@@ -1000,7 +1001,28 @@ def test_reset_works_after_ctrl_c_in_a_rollout(begin: Begin, folder: Path) -> No
         assert env.step([GO_ON] * 4).states[:, 1].tolist() == [4] * 4
 
 
-# ---------------------------------------------------------------- progress bar
+# ---------------------------------------------------------------- memory and progress bar
+
+
+class Sheets(Count):
+    """Its states have eight parts of 100 kB each."""
+
+    observation_space = Dict({f"sheet {number}": Box(0, 255, (100_000,), np.uint8) for number in range(8)})
+
+    def _state(self) -> Any:
+        return {name: np.zeros(100_000, np.uint8) for name in self.observation_space}
+
+
+@in_modes(ORACLE)  # where all memory is that of this process
+def test_rollout_takes_little_more_memory_than_its_result(begin: Begin) -> None:
+    env = begin([partial(Sheets, 0)])
+    tracemalloc.start()
+    try:
+        rollout = env.rollout(lambda states: [0], 50)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 1.5 * sum(leaf.nbytes for leaf in rollout.states.values())
 
 
 @pytest.mark.parametrize(("arguments", "total"), [({"num_steps": 40}, 40), ({"num_episodes": 6}, 6)])

@@ -237,7 +237,7 @@ class RolloutBuilder:
         for chunk, place in self._parts:
             leaves = getattr(chunk, name)
             array[place] = leaves[index]
-            leaves[index] = leaves[index][:0]
+            leaves[index] = leaves[index][:0].copy()  # a view would keep the whole array
         return array
 
     def _rewards(self, shape: tuple[int, int]) -> Array:
