@@ -49,7 +49,8 @@ class Rollout:
     Attributes:
         states: Inputs of the policy, ``(num_steps, num_envs, *shape)``, nested like the observation space. Parts
             without a fixed shape, such as text, are object arrays ``(num_steps, num_envs)``.
-        actions: Actions of the policy, in the same form, nested like the action space.
+        actions: Actions of the policy, in the same form, nested like the action space. If any part of an action has no
+            fixed shape, they are one object array ``(num_steps, num_envs)`` of whole actions.
         rewards: ``(num_steps, num_envs)`` float64; an object array if some rewards are not numbers.
         terminated: ``(num_steps, num_envs)`` bool.
         truncated: ``(num_steps, num_envs)`` bool.
