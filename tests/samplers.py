@@ -16,6 +16,7 @@ SPACES: dict[str, Any] = {
     "sheet": Dict({"place": PLAIN, "word": Text(8, charset=LETTERS)}),
     "bare": None,  # nothing declared
     "pieces": None,  # likewise, and states are dicts
+    "digits": Box(0, 99, (3,), np.uint8),  # and states are int64
 }
 
 
@@ -47,6 +48,8 @@ class Walk:
             return {"place": self.place, "word": LETTERS[: 1 + self.count]}
         if self.sampler.kind == "pieces":
             return {"place": self.place, "parts": {"count": self.count}}
+        if self.sampler.kind == "digits":
+            return self.place.astype(np.int64)
         return self.place
 
     def render(self) -> Any:

@@ -324,6 +324,14 @@ def test_get_observations_returns_current_observations(make_pool: MakePool) -> N
     env.recv()
 
 
+def test_get_observations_returns_the_dtype_of_the_space(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks("digits", totals=(2, 0, 2)))
+    first = env.next_task()
+    assert first[0].dtype == np.uint8
+    assert_same(first, env.get_observations())
+    assert_same(env.reset([2, 0]), env.get_observations([2, 0]))
+
+
 @pytest.mark.parametrize("seen", [None, 3, "x", np.zeros(5), np.zeros(3, complex)])
 def test_observation_contradicting_its_space_raises(make_pool: MakePool, seen: Any) -> None:
     env = make_pool(Walks, FOUR[:3])

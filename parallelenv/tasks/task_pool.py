@@ -6,15 +6,18 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from parallelenv.contract.arguments import Ids, spread_seeds
+from parallelenv.contract.batch import Batch, gather_states
 from parallelenv.contract.error_text import show
 from parallelenv.contract.failures import Failure, raise_failures
-from parallelenv.contract.protocol import MethodCall
+from parallelenv.contract.protocol import Extra, MethodCall
 from parallelenv.contract.spaces import State, object_array
 from parallelenv.contract.tracebacks import short_tracebacks
+from parallelenv.engine.assemble import list_states
 from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvContractError
 from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
+from parallelenv.worker.row_writer import RowWriter
 
 
 @short_tracebacks
@@ -98,24 +101,19 @@ class TaskPool(ParallelEnv):
         found = self.engine.pool.ask("call", env_ids, [MethodCall("_observe")] * len(env_ids)).values
         if not env_ids:
             return self.engine.latest_states(())
-        structure, absent = self.engine.pool.layout.states, self.engine.table.exhausted
-        leaves, failures = {}, []
-        for env_id in env_ids:
-            if env_id in absent:
-                continue
+        # The observations are written to a batch of their own, which converts them as the pool's batch converts states.
+        batch = Batch.private(self.engine.pool.layout)
+        writer, failures, extras = RowWriter(batch), [], dict[int, Extra]()
+        for env_id in self.engine.table.without_exhausted(env_ids):
             try:
-                leaves[env_id] = structure.split_state(found.get(env_id))
-                for index, leaf in enumerate(leaves[env_id]):
-                    structure.check_leaf(index, leaf)
+                extras[env_id] = Extra(loose=writer.store_state(env_id - writer.first, found.get(env_id)))
             except EnvContractError as error:
                 failures.append(Failure(error, env_id, "get_observations()"))
-        if failures:
-            failed = {failure.env_id for failure in failures}
-            raise_failures(failures, {env_id: found.get(env_id) for env_id in leaves if env_id not in failed})
-        if len(leaves) < len(env_ids):
-            return object_array([None if env_id in absent else found.get(env_id) for env_id in env_ids])
-        columns = zip(*leaves.values(), strict=True)
-        return structure.join([structure.stack(index, column) for index, column in enumerate(columns)])
+        raise_failures(failures, {env_id: found.get(env_id) for env_id in extras})
+        if len(extras) == len(env_ids):
+            return gather_states(batch, env_ids, batch.rows(env_ids), extras, copy=True)
+        states = dict(zip(extras, list_states(batch, list(extras), extras), strict=True))
+        return object_array([states.get(env_id) for env_id in env_ids])
 
 
 def make_env_fns(make_sampler_fn: object, sampler_fn_args: object) -> list[Callable[[], TaskEnv]]:
