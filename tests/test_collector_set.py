@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,8 +19,9 @@ import cloudpickle
 import numpy as np
 import pytest
 from fragile import EXIT, GO_ON, RAISE, Fragile, interrupt, when_exists
-from modes import IN_BACKGROUND, IN_WORKERS, ORACLE, PROCESSES, RAY, in_modes
-from test_rollout import POLICIES, Scripted, counts, steps_of, zeros
+from gymnasium.spaces import Box, Dict
+from modes import IN_BACKGROUND, IN_WORKERS, ORACLE, PROCESSES, RAY, THREADS, in_modes
+from test_rollout import POLICIES, Count, Scripted, SubDict, counts, steps_of, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv, get_worker_info
 from parallelenv.errors import (
@@ -171,6 +173,56 @@ def test_extras_or_rnn_state_of_only_one_collector_are_zero_for_the_others(make_
     assert collectors.collect()[0].rnn_state.tolist() == [0, 0, 1, 1]
 
 
+def test_none_within_the_recurrent_state_is_kept(make_set: MakeSet) -> None:
+    collectors = make_set(saying(lambda rank, number: ({"h": np.ones(number), "c": None}, None)), few, 20)
+    for _ in range(2):
+        assert_same(collectors.collect()[0].rnn_state, {"h": np.ones(4), "c": None})
+
+
+class Ranged(Count):
+    """Its states are dicts, and its space is of its own."""
+
+    def __init__(self, number: int, kind: Any = Dict, length: int = 7) -> None:
+        super().__init__(number, length)
+        high = 99 + number if kind is Dict else 99
+        self.observation_space = kind({"place": Box(0, high, (2,), np.float64)})
+
+    def _state(self) -> Any:
+        return {"place": super()._state()}
+
+
+def zeros_of_dict(states: Any) -> Any:
+    return zeros(states["place"])
+
+
+@pytest.mark.parametrize("kind", [Dict, SubDict], ids=["no common space", "a subclass of Dict"])
+def test_states_that_no_space_splits_are_joined_as_one_collector_returns_them(make_set: MakeSet, kind: Any) -> None:
+    envs = [partial(Ranged, number, kind) for number in range(4)]
+    collectors = make_set(lambda: zeros_of_dict, partial(own_envs, envs))
+    make_envs = partial(ParallelEnv, envs, ORACLE, "restart")
+    with Collector(lambda: zeros_of_dict, make_envs, num_steps=40) as single:
+        for _ in range(2):
+            assert_same(vars(single.collect()[0]), vars(collectors.collect()[0]))
+
+
+def test_infos_are_those_of_the_env_in_their_column_if_some_are_paused(make_set: MakeSet) -> None:
+    class Told(Count):
+        def step(self, action: Any) -> Any:
+            *results, _ = super().step(action)
+            return *results, {"number": self.number}
+
+    def make_envs() -> ParallelEnv:
+        env = ParallelEnv([partial(Told, number) for number in range(3)], ORACLE, "restart")
+        env.pause(1)
+        return env
+
+    data, _ = make_set(Net, make_envs, 20).collect()
+    assert data.states[0, :, 0].tolist() == [0, 2, 0, 2]
+    assert {place: info["number"] for place, info in data.infos.items()} == {
+        (step, column): [0, 2][column % 2] for step in range(20) for column in range(4)
+    }
+
+
 @pytest.mark.parametrize(
     ("make_policy", "make_envs", "match"),
     [
@@ -232,6 +284,26 @@ def test_fraction_samples_stops_slow_collectors_without_losing_steps(make_set: M
         reached += info["num_steps"]
         assert not data.dones.any()
     assert data.final_states[:, 1].tolist() == reached.tolist()
+
+
+class Paid(Count):
+    """Its rewards are not floats."""
+
+    def step(self, action: Any) -> Any:
+        state, _, *rest = super().step(action)
+        return state, Decimal(1), *rest
+
+
+@in_modes(THREADS)  # the steps are joined in the caller
+def test_rewards_of_any_type_can_be_summed_where_a_collector_made_fewer_steps(make_set: MakeSet) -> None:
+    def act(rank: int, states: Any) -> Any:
+        time.sleep(0.02 * rank)
+        return zeros(states)
+
+    make_envs = partial(ParallelEnv, [partial(Paid, 0)], ORACLE, "restart")
+    data, info = make_set(lambda rank: partial(act, rank), make_envs, 200, fraction_samples=0.5).collect()
+    assert info["num_samples"] < 400
+    assert data.rewards.sum() == info["num_samples"]
 
 
 def test_listen_to_stops_all_collectors(make_set: MakeSet) -> None:
@@ -609,6 +681,44 @@ def test_error_of_an_env_ends_its_episode_at_its_last_step() -> None:
     assert info["episode_lengths"][0] == info["episode_returns"][0] == 16
     assert data.ended_states[0].tolist() == [0, 16]
     assert data.valid[-1].all()
+
+
+class Twenty(Fragile):
+    """Its episodes have 20 steps."""
+
+    def step(self, action: Any) -> Any:
+        state, reward, _, *rest = super().step(action)
+        return state, reward, self.steps == 20, *rest
+
+
+def test_episode_after_an_error_is_not_added_to_the_one_before() -> None:
+    script = Scripted(*[[GO_ON] * 2] * 16, [RAISE, GO_ON], [GO_ON] * 2)
+    make_envs = partial(ParallelEnv, [partial(Twenty, 0), partial(Twenty, 1)], ORACLE, "restart")
+    with CollectorSet(1, lambda: script, make_envs, num_steps=16, para_mode=ORACLE) as collectors:
+        collectors.collect()
+        with pytest.raises(ZeroDivisionError, match="env 0 fell over"):
+            collectors.collect()
+        data, info = collectors.collect(40)
+    assert not data.valid[:16, 0].any()  # the steps before the error are those of the first collection
+    assert data.starts.tolist() == [True, False]
+    assert info["episode_lengths"].tolist() == info["episode_returns"].tolist() == [20, 12, 20, 20]
+    assert data.whole_episodes.tolist() == [False, True, True, True]
+
+
+def test_episode_of_dict_states_is_cut_off_at_its_last_state() -> None:
+    calls = itertools.count()
+
+    def act(states: Any) -> Any:
+        return fail() if next(calls) == 18 else zeros_of_dict(states)
+
+    envs = [partial(Ranged, number, length=99) for number in range(2)]
+    make_envs = partial(ParallelEnv, envs, ORACLE, "restart")
+    with CollectorSet(1, lambda: act, make_envs, num_steps=40, para_mode=ORACLE) as collectors:
+        with pytest.raises(ZeroDivisionError, match="not today"):
+            collectors.collect()
+        data, _ = collectors.collect()
+    assert np.argwhere(data.truncated).tolist() == [[17, 0], [17, 1]]
+    assert_same(list(data.ended_states), [{"place": np.array([number, 18.0])} for number in range(2)])
 
 
 def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_set: MakeSet, tmp_path: Path) -> None:

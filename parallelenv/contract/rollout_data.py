@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, DType, Field, InfoColumns, form_of
+from parallelenv.contract.batch import Array, DType, Field, InfoColumns, form_of
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.spaces import describe_value, stack_values
@@ -139,9 +139,15 @@ def join_forms(known: Mapping[str, Field], found: Mapping[str, Field]) -> dict[s
     return joined
 
 
-def forms_of(extras: Mapping[str, Array]) -> dict[str, Field]:
-    """Return the format of each extra. The first two axes of the arrays are those of the steps and the envs."""
-    return {name: Field(array.shape[2:], array.dtype) for name, array in extras.items()}
+def forms_of(*parts: Mapping[str, Array]) -> dict[str, Field]:
+    """Return formats that fit the extras of all parts; raise an `ArgumentError` if no format does.
+
+    The first two axes of the arrays are those of the steps and the envs.
+    """
+    forms: dict[str, Field] = {}
+    for extras in parts:
+        forms = join_forms(forms, {name: Field(array.shape[2:], array.dtype) for name, array in extras.items()})
+    return forms
 
 
 def stack_extras(
@@ -166,11 +172,6 @@ def empty_array(shape: tuple[int, ...], dtype: DType) -> Array:
 def empty_rows(shape: tuple[int, ...], like: Array | None) -> Array:
     """Return an array of zeros with the row shape and dtype of ``like`` or, for a loose leaf, an array of ``None``."""
     return empty_array(shape, np.dtype(object)) if like is None else np.zeros((*shape, *like.shape[1:]), like.dtype)
-
-
-def empty_actions(shape: tuple[int, ...], batch: Batch) -> list[Array]:
-    """Return `empty_rows` for each leaf of the actions, or one object array if the batch holds no actions."""
-    return [empty_rows(shape, like) for like in batch.actions] or [empty_rows(shape, None)]
 
 
 def join_ends(parts: Sequence[EpisodeEnds], leaves: Sequence[Array | None]) -> EpisodeEnds:

@@ -29,7 +29,7 @@ from parallelenv.contract.rollout_data import (
     map_leaves,
     stack_extras,
 )
-from parallelenv.contract.spaces import Action, Info, State, object_array, stack_values
+from parallelenv.contract.spaces import Action, Info, State, batch_values, object_array, pick_rows, stack_values
 from parallelenv.contract.tensors import is_tensor
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.episode_stats import EndedEpisodes, OpenEpisodes, refuse_unaddable
@@ -327,7 +327,7 @@ def progress_bar(goal: RolloutLength, is_wanted: bool, name: str = "rollout") ->
 # ---------------------------------------------------------------- joining rollouts, in time and across envs
 
 Nest: TypeAlias = Any
-"""States, actions or recurrent states: arrays, tensors or tuples of objects, nested in dicts, tuples and lists."""
+"""States, actions or recurrent states: arrays, tensors or other batches, nested in dicts, tuples and lists."""
 Ends = tuple[Nest, Array]
 """Last states of episodes, and an array with the step and the column where each episode ended."""
 
@@ -339,7 +339,7 @@ def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
         if forms[0] != forms[1] and (name != "rnn_state" or None not in forms):
             raise ArgumentError(f"{what} cannot be joined: their {name} are {forms[0]} and {forms[1]}.")
     try:
-        _forms_of_extras((one, other))
+        forms_of(one.extras, other.extras)
     except ArgumentError as error:
         raise ArgumentError(f"{what} cannot be joined. {error}") from None
 
@@ -371,18 +371,23 @@ def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
     *columns, num_envs = np.cumsum([0, *(len(last.env_ids) for last in lasts)]).tolist()
     offsets: list[tuple[int, int]] = []
     cuts: list[Ends] = []
+    starts: list[Array] = []
     for history, column in zip(histories, columns, strict=True):
         steps = np.cumsum([0, *map(len, history[:-1])]).tolist()
         offsets += [(step, column) for step in steps]
         # The ends of episodes that a part left open, although the next part starts new episodes at its first step.
         dones = np.concatenate([part.dones for part in history])
         made = np.concatenate([part.valid for part in history]) | dones
+        starts.append(history[0].starts.copy())
         for before, later, step in zip(history, history[1:], steps[1:], strict=False):
+            has_steps = made[:step].any(axis=0)
+            starts[-1] |= later.starts & ~has_steps
             last = step - 1 - made[:step][::-1].argmax(axis=0)
-            is_open = made[:step].any(axis=0) & ~dones[last, np.arange(len(last))]
+            is_open = has_steps & ~dones[last, np.arange(len(last))]
             chosen = np.flatnonzero(later.starts & is_open)
             states = _join_nests(before.states, [before.final_states], partial(_take_rows, rows=chosen))
             cuts.append((states, np.column_stack([last[chosen], chosen + column])))
+    env_ids = np.arange(num_envs, dtype=np.int64) if others else first.env_ids
     own = [slice(column, column + len(last.env_ids)) for column, last in zip(columns, lasts, strict=True)]
     join_envs = partial(_put_together, places=own, shape=(num_envs,))
     memories = [(last.rnn_state, place) for last, place in zip(lasts, own, strict=True) if last.rnn_state is not None]
@@ -391,9 +396,9 @@ def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
         nests, places = zip(*memories, strict=True)
         rnn_state = _join_nests(nests[0], nests, partial(_put_together, places=places, shape=(num_envs,)))
     return Rollout(
-        **_steps_of_all(parts, offsets, cuts),
-        env_ids=np.arange(num_envs, dtype=np.int64) if others else first.env_ids,
-        starts=np.concatenate([history[0].starts for history in histories]),
+        **_steps_of_all(parts, offsets, cuts, env_ids),
+        env_ids=env_ids,
+        starts=np.concatenate(starts),
         final_states=_join_nests(first.states, [last.final_states for last in lasts], join_envs),
         rnn_state=rnn_state,
     )
@@ -401,11 +406,16 @@ def join_rollouts(histories: Sequence[Sequence[Rollout]]) -> Rollout:
 
 def _take_rows(leaves: Sequence[Nest], rows: Array) -> Nest:
     (leaf,) = leaves
-    return object_array([leaf[row] for row in rows]) if isinstance(leaf, tuple) else leaf[rows]
+    return leaf[rows] if hasattr(leaf, "shape") else object_array([pick_rows(leaf, row) for row in rows.tolist()])
 
 
-def _steps_of_all(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], cuts: Sequence[Ends]) -> dict[str, Any]:
-    """Return the per-step fields of joined rollouts, given the first step and column of each part."""
+def _steps_of_all(
+    parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], cuts: Sequence[Ends], env_ids: Array
+) -> dict[str, Any]:
+    """Return the per-step fields of joined rollouts.
+
+    ``offsets`` has the first step and column of each part, and ``env_ids`` the env id of each joined column.
+    """
     sizes = np.add([part.valid.shape for part in parts], offsets)
     shape = tuple(sizes.max(axis=0).tolist())
     places = [tuple(map(slice, offset, size)) for offset, size in zip(offsets, sizes.tolist(), strict=True)]
@@ -413,15 +423,21 @@ def _steps_of_all(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], 
     joined: dict[str, Any] = {}
     for name in ("states", "actions", "rewards", "terminated", "truncated", "valid"):
         nests = [getattr(part, name) for part in parts]
-        joined[name] = _join_nests(nests[0], nests, join_steps)
+        # Missing rewards are 0, so that rewards of any type can be summed.
+        join = partial(join_steps, empty=np.zeros) if name == "rewards" else join_steps
+        joined[name] = _join_nests(nests[0], nests, join)
     for _, at in cuts:
         joined["truncated"][tuple(at.T)] = True
-    extras = zip([part.extras for part in parts], places, strict=True)
-    joined["extras"] = stack_extras(extras, _forms_of_extras(parts), shape)
+    extras = [part.extras for part in parts]
+    joined["extras"] = stack_extras(zip(extras, places, strict=True), forms_of(*extras), shape)
+    joined_ids = [  # for each part, the joined env ids by the part's own
+        dict(zip(part.env_ids.tolist(), env_ids[columns].tolist(), strict=True))
+        for part, (_, columns) in zip(parts, places, strict=True)
+    ]
     for name in ("infos", "reset_infos"):
         infos = {
-            (step + first, env_id + column): info
-            for part, (first, column) in zip(parts, offsets, strict=True)
+            (step + first, joined_id[env_id]): info
+            for part, joined_id, (first, _) in zip(parts, joined_ids, offsets, strict=True)
             for (step, env_id), info in getattr(part, name).items()
         }
         joined[name] = {place: infos[place] for place in sorted(infos)}
@@ -441,8 +457,10 @@ def _join_nests(form: Nest, nests: Sequence[Nest], join_leaves: Callable[[Sequen
     """Join nests leaf by leaf.
 
     ``form`` shows which parts are leaves. The ``nests`` themselves do not always show this: in them, a batch of texts
-    or graphs is a leaf although it is a tuple.
+    or graphs is a leaf although it is a tuple, and so is a dict of states without a common space. ``None`` is kept.
     """
+    if form is None:
+        return None
     if isinstance(form, dict):
         return {key: _join_nests(form[key], [nest[key] for nest in nests], join_leaves) for key in form}
     if isinstance(form, tuple | list):
@@ -451,11 +469,17 @@ def _join_nests(form: Nest, nests: Sequence[Nest], join_leaves: Callable[[Sequen
     return join_leaves(nests)
 
 
-def _put_together(leaves: Sequence[Nest], places: Sequence[Any], shape: tuple[int, ...]) -> Nest:
-    """Return one leaf, with the leading axes ``shape``, that contains the given leaves at their ``places``."""
-    if all(isinstance(leaf, tuple) for leaf in leaves):
-        return tuple(value for leaf in leaves for value in leaf)
-    leaves = [object_array(leaf) if isinstance(leaf, tuple) else leaf for leaf in leaves]
+def _put_together(
+    leaves: Sequence[Nest], places: Sequence[Any], shape: tuple[int, ...], empty: Callable[..., Array] = empty_array
+) -> Nest:
+    """Return one leaf, with the leading axes ``shape``, that contains the given leaves at their ``places``.
+
+    ``empty`` makes the array into which they are written.
+    """
+    if not all(hasattr(leaf, "shape") for leaf in leaves):  # final states, of which some are a tuple or a dict
+        sizes = [range(place.stop - place.start) for place in places]
+        rows = [pick_rows(leaf, row) for leaf, size in zip(leaves, sizes, strict=True) for row in size]
+        return tuple(rows) if all(isinstance(leaf, tuple) for leaf in leaves) else batch_values(rows)
     axes = len(shape)
     if len({(is_tensor(leaf), leaf.shape[axes:], leaf.dtype == object) for leaf in leaves}) > 1:
         heads = [leaf.shape[:axes] for leaf in leaves]
@@ -465,14 +489,7 @@ def _put_together(leaves: Sequence[Nest], places: Sequence[Any], shape: tuple[in
         ]
     first, shape = leaves[0], (*shape, *leaves[0].shape[axes:])
     is_array = not is_tensor(first)
-    whole = empty_array(shape, np.result_type(*[leaf.dtype for leaf in leaves])) if is_array else first.new_zeros(shape)
+    whole = empty(shape, np.result_type(*[leaf.dtype for leaf in leaves])) if is_array else first.new_zeros(shape)
     for leaf, place in zip(leaves, places, strict=True):
         whole[place] = leaf
     return whole
-
-
-def _forms_of_extras(parts: Sequence[Rollout]) -> dict[str, Field]:
-    forms: dict[str, Field] = {}
-    for part in parts:
-        forms = join_forms(forms, forms_of(part.extras))
-    return forms

@@ -27,7 +27,6 @@ from parallelenv.contract.rollout_data import (
     RolloutChunk,
     RolloutRequest,
     check_rows,
-    empty_actions,
     empty_rows,
     join_ends,
     join_forms,
@@ -255,7 +254,7 @@ def new_chunk(env_ids: tuple[int, ...], num_steps: int, batch: Batch) -> Rollout
     return RolloutChunk(
         env_ids,
         [empty_rows(shape, array) for array in batch.states],
-        empty_actions(shape, batch),
+        [empty_rows(shape, array) for array in batch.actions or (None,)],
         np.zeros(shape),
         np.zeros((*shape, 2), dtype=bool),
         np.zeros(shape, dtype=bool),
