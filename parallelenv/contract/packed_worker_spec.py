@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import parallelenv
 from parallelenv.contract.batch import Array
-from parallelenv.contract.env_specs import PackedSource, pack_factories, registered_by_user
+from parallelenv.contract.env_specs import EnvFactory, PackedSource, pack_factories, registered_by_user
 from parallelenv.contract.protocol import WorkerSpec
 from parallelenv.errors import WorkerStartError
 
@@ -38,8 +38,8 @@ class PackedSpec(WorkerSpec):
     ) -> list[PackedSpec]:
         """Return specs in the form in which workers get them; raise an `UnpicklableError` if an env cannot be pickled.
 
-        In ``specs``, too, the sources of the envs become `PackedSource` objects. A worker that is started later thus
-        gets the same envs, even if the user has changed them, and the originals need not be kept in memory.
+        In ``specs``, too, pickles replace live envs. A worker that is started later thus gets these envs as they are
+        now, even if the user changes them. Env fns are not replaced, because their pickles may be large.
 
         ``caller`` is the version and folder of this package in the caller's process; the default describes the copy
         that runs in this process. ``environment`` and ``shared`` become the fields of the same name; by default, each
@@ -48,12 +48,15 @@ class PackedSpec(WorkerSpec):
         registered, caller = registered_by_user(), caller or package_version()
         envs = [env for spec in specs for env in spec.envs]
         new = [env for env in envs if not (isinstance(env.source, PackedSource) and env.source.caller == caller)]
+        sources = {env.env_id: env.source for env in envs}
         for env, packed in zip(new, pack_factories(new), strict=True):
-            env.source, env.is_live = PackedSource(packed, env.env_id, env.is_live, caller), False
+            sources[env.env_id] = PackedSource(packed, env.env_id, env.is_live, caller)
+            if env.is_live:
+                env.source, env.is_live = sources[env.env_id], False
         return [
             cls(
                 **{name: getattr(spec, name) for name in _PLAIN_FIELDS},
-                envs=spec.envs,
+                envs=tuple(EnvFactory(env.env_id, sources[env.env_id], is_live=False) for env in spec.envs),
                 environment=dict(environment),
                 path=tuple(sys.path),
                 registered=registered,
