@@ -269,8 +269,8 @@ class ParallelEnv:
             num_envs: Number of envs.
             para_mode: See the constructor.
             *args: Further arguments of the constructor, by position.
-            num_workers: Number of vector envs. ``None``: one if the mode runs envs in this process; otherwise
-                ``num_cpus`` (by default one per usable core), but at most ``num_envs``.
+            num_workers: Number of vector envs. ``None``: one if the mode runs envs in this process, or may choose to
+                (``"auto"``); otherwise ``num_cpus`` (by default one per usable core), but at most ``num_envs``.
             vectorization_mode: ``"vector_entry_point"``, ``"sync"`` or ``"async"``; ``None``: ``"vector_entry_point"``
                 if the id has one, else ``"sync"``.
             backend_options: Options of the mode.
@@ -1016,7 +1016,8 @@ class ParallelEnv:
     def restart(self, id: Ids = None) -> tuple[int, ...]:
         """Rebuild envs from the constructor's ``envs``, and return the ids of all rebuilt envs in ascending order.
 
-        Envs and env fns that were sent to another process are used as they were then, even if you have changed them.
+        An env that was given as an instance and sent to another process is rebuilt as it was then, even if you have
+        changed the instance.
         All rebuilt envs need a reset afterwards, even if Ctrl-C interrupts this call. A worker that has died, or is
         busy with one of the envs to rebuild, is replaced, and all of its envs are rebuilt. A worker that is busy only
         with its other envs may finish first; if that takes longer than the ``timeout`` of the `ParallelEnv`, the worker
@@ -1053,7 +1054,7 @@ class ParallelEnv:
             del ticket.failures[env_id]
         ticket.raise_failures()
         envs = tuple(ticket.values.get(env_id) for env_id in engine.env_ids)
-        seeds = {} if recovery is None else dict(recovery.seeds)
+        seeds = None if recovery is None else dict(recovery.seeds)
         return SavedState(envs, checkpoint, dict(engine.seeds), self.asynchronous, seeds)
 
     @single_threaded
@@ -1082,7 +1083,7 @@ class ParallelEnv:
         )
         need_reset = engine.table.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
         engine.seeds = dict(state.seeds)
-        if engine.recovery is not None:
+        if engine.recovery is not None and state.restart_seeds is not None:
             engine.recovery.seeds = dict(state.restart_seeds)
         ticket.raise_failures(partial=need_reset)
         return need_reset

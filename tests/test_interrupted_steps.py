@@ -165,7 +165,9 @@ def test_interrupted_method_is_not_called_on_the_remaining_envs(mode: str, optio
         adapted.call_async("fit")
         with pytest.raises(KeyboardInterrupt):
             adapted.call_wait()
-        with pytest.raises(EnvInterruptedError, match=r"was interrupted in the middle of fit\(\)") as caught:
+        with pytest.raises(
+            EnvInterruptedError, match=r"interrupted in the middle of fit\(\).* no such call for env"
+        ) as caught:
             adapted.call_wait()
         assert caught.value.env_ids == tuple(range(NUM_ENVS))[sum(fits) - 1 :]  # type: ignore[attr-defined]
 

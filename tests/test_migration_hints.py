@@ -228,7 +228,7 @@ def wrapped() -> Any:
         (partial(ParallelEnv, [Counter]), "para_mode", r"'{}' to set.*ParallelEnv\(envs, para_mode=\.\.\.\)"),
         (partial(ParallelEnv, [Counter]), "num_cpus", r"'{}' to set.*another one: ParallelEnv\(envs, num_cpus="),
         (partial(ParallelEnv, [Counter]), "gravity", r"'{}' to set.*set_env_attr\('gravity', value\)"),
-        (partial(ParallelEnv, [Counter]), "done", "{}"),
+        (partial(ParallelEnv, [Counter]), "done", "ParallelEnv.{} is read-only"),
         (wrapped, "training", FREEZE),
         (wrapped, "update_running_mean", FREEZE),
         (wrapped, "norm_reward", "NormalizeRewards has no attribute '{}' to set.*Leave out NormalizeRewards"),

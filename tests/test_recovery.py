@@ -10,6 +10,7 @@ import pickle
 import signal
 import threading
 import time
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -259,6 +260,13 @@ def test_seeds_after_restarts_continue_after_load_state(make: MakeEnv) -> None:
     for loader in (env, other):
         loader.load_state(pickle.loads(pickle.dumps(state)))
         assert [loader.step(actions(e1=RAISE)).states[1][2] for _ in range(2)] == expected
+    other = make(num_cpus=1, asynchronous="restart")
+    for _ in range(2):  # a state without seeds of restarts changes none
+        env.reset(seed=7)
+        env.load_state(other.save_state())
+        drawn = env.step(actions(e1=RAISE)).states[1][2]
+        expected.append(drawn)
+    assert expected[-2] == expected[-1]
 
 
 def test_episodes_after_restarts_are_counted_although_the_done_policy_starts_none(make: MakeEnv) -> None:
@@ -373,6 +381,17 @@ def test_new_worker_gets_env_instances_as_they_were_at_the_start(make_env: MakeE
         env.get_env_attr("steps")
     assert env.restart() == (0, 1)
     assert env.get_env_attr("steps") == [0, 0]
+
+
+@in_modes(*IN_WORKERS)
+def test_caller_keeps_no_pickles_of_env_fns(make_env: MakeEnv) -> None:
+    env_fns = [partial(Fragile, number, str(number) * 2**20) for number in range(4)]
+    tracemalloc.start()
+    env = make_env(env_fns, num_cpus=2)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert env.reset().shape == (4, 2)
+    assert size < 2**20
 
 
 @in_modes(*IN_BACKGROUND)

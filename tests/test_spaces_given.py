@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector.utils import concatenate
 from modes import here_and_in_processes
 
@@ -116,6 +116,30 @@ def test_python_ints_are_cast_by_value_for_subclasses_of_spaces(make_env: MakeEn
     for states in (env.reset(), env.step([[7, 0], [8, 0]]).states):
         assert states.dtype == np.uint8
     assert states.tolist() == [[7, 2], [8, 2]]
+
+
+class OwnDict(Dict):
+    """A space of an unknown class."""
+
+
+class Broken(gym.Env[Any, Any]):
+    """Fails in each step."""
+
+    observation_space, action_space = OwnDict(place=Box(0, 1, (2,))), Discrete(2)
+
+    def reset(self, **_: Any) -> Any:
+        return {"place": np.zeros(2, np.float32)}, {}
+
+    def step(self, action: Any) -> Any:
+        raise KeyError("broken")
+
+
+@here_and_in_processes
+def test_error_of_all_envs_is_raised_although_their_space_is_of_an_unknown_class(make_env: MakeEnv) -> None:
+    env = make_env([Broken] * 2)
+    env.reset()
+    with pytest.raises(KeyError, match="broken"):
+        env.step([0, 0])
 
 
 class Closed(OwnBox):

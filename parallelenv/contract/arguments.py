@@ -145,6 +145,8 @@ def absent_attribute(owner: object, name: str, purpose: str = "", default: str =
 
 def unsettable_attribute(owner: object, name: str, is_argument: bool) -> AbsentAttributeError:
     """Return the error for an attribute that cannot be set."""
+    if hasattr(type(owner), name) and not (is_argument or hint_at_make_argument(name)):
+        return AbsentAttributeError(f"{type(owner).__name__}.{name} is read-only.", name=name)
     default = f"If the envs have it, set_env_attr({name!r}, value) sets theirs."
     return absent_attribute(owner, name, " to set", SET_ONCE.format(name) if is_argument else default)
 

@@ -124,11 +124,11 @@ class Structure:
             return batch_values(values)
         try:
             empty: Any = create_empty_array(space, len(values))
-            if not isinstance(space, _FIXED):
-                return concatenate(space, values, empty)
-            # `check_leaf` accepts lists of ints that `concatenate` refuses. If all envs fail, there are no values.
-            arrays = [as_array(value).astype(space.dtype, copy=False) for value in values]
-            return concatenate(space, arrays, empty) if arrays else empty
+            if not values:  # if all envs fail; `concatenate` refuses an empty list
+                return () if empty is None else empty
+            if isinstance(space, _FIXED):  # `check_leaf` accepts lists of ints that `concatenate` refuses
+                values = [as_array(value).astype(space.dtype, copy=False) for value in values]
+            return concatenate(space, values, empty)
         except Exception as error:  # a user's own space may raise anything
             raise EnvContractError(f"The envs' results cannot be batched: {error}.") from error
 

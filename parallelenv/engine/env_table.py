@@ -70,8 +70,8 @@ class SavedState:
     seeds: dict[int, int | None]  #: Seeds of the next resets, by env id.
     asynchronous: str | None  #: The done policy.
     #: By env id, the latest seed given to the env, from which ``on_failure="restart"`` derives new seeds, and the
-    #: number of restarts since then. Empty with another ``on_failure``.
-    restart_seeds: dict[int, tuple[int, int]]
+    #: number of restarts since then. ``None`` with another ``on_failure``.
+    restart_seeds: dict[int, tuple[int, int]] | None
     version: int = VERSION  #: Version of this format.
 
     @property

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
 import numpy as np
-from gymnasium.vector.utils import concatenate, create_empty_array
 
 from parallelenv.contract import spaces
 from parallelenv.contract.arguments import (
@@ -27,7 +26,7 @@ from parallelenv.contract.batch import Array, has_true
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import FOREIGN_SETTINGS, GIVE_SPACES, show
 from parallelenv.contract.failures import put
-from parallelenv.contract.spaces import State, Structure, batch_values, batched, describe_value, object_array, pick_rows
+from parallelenv.contract.spaces import State, Structure, batched, describe_value, object_array, pick_rows
 from parallelenv.contract.tracebacks import ShortTracebacks
 from parallelenv.engine.assemble import Align, as_number
 from parallelenv.engine.env_table import Phase, SavedState, WrappedState
@@ -184,7 +183,7 @@ class ParallelWrapper(ShortTracebacks):
 
     def close(self, timeout: float | None = None) -> None:
         """Close the `ParallelEnv`. See `ParallelEnv.close`."""
-        self.env.close(timeout)
+        self.env.close(*(() if timeout is None else (timeout,)))  # a user's own wrapper may take no timeout
 
     def _before(self, action: object, id: Ids) -> None:
         self._refuse_handed_over()
@@ -541,10 +540,9 @@ def numeric_rewards(result: StepResult) -> Array:
 
 def batch_of(space: Space, states: Sequence[object]) -> States:
     """Join single states into a batch."""
-    if space is None:
-        return batch_values(states)
-    empty: Any = create_empty_array(space, len(states))
-    return concatenate(space, states, empty) if states else empty
+    structure = Structure(space)
+    columns = zip(*map(structure.split_state, states), strict=True) if states else [()] * len(structure.leaves)
+    return structure.join([structure.stack(leaf, column) for leaf, column in enumerate(columns)])
 
 
 def unstacked(states: States, space: Space, count: int) -> list[State]:

@@ -152,6 +152,31 @@ def test_batch_without_envs_has_the_form_of_processed_states(kind: Any, make_env
         assert difference(states[:0], empty) is None
 
 
+class OwnBox(gym.spaces.Box):
+    """A space of an unknown class."""
+
+
+class Listed(gym.Env[Any, Any]):
+    """Its states are lists of ints, and each step ends an episode."""
+
+    observation_space, action_space = OwnBox(0, 255, (2,), np.uint8), gym.spaces.Discrete(2)
+
+    def reset(self, **_: Any) -> Any:
+        return [0, 1], {}
+
+    def step(self, action: Any) -> Any:
+        return [2, 255], 0.0, True, False, {}
+
+
+def test_ended_states_are_cast_like_states(make_env: MakeEnv) -> None:
+    env = Same(make_env([Listed] * 2, asynchronous="restart"))
+    env.reset()
+    result = env.step([0, 0])
+    for states in (result.states, result.infos[1]["ended_state"]):
+        assert states.dtype == np.uint8
+    assert result.infos[1]["ended_state"].tolist() == [2, 255]
+
+
 def test_wrapper_sees_every_result_once(make_env: MakeEnv) -> None:
     env = Watching(Doubled(make_env(ENV_FNS)))
     env.reset()
@@ -182,6 +207,13 @@ def test_hooks_do_not_see_envs_that_rest(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- everything else
 
 
+class LastWords(ParallelWrapper):
+    """Overrides a method, with fewer arguments."""
+
+    def close(self) -> None:  # type: ignore[override]
+        super().close()
+
+
 def test_wrapper_forwards_everything_else(make_env: MakeEnv) -> None:
     inner = make_env(ENV_FNS)
     space = gym.spaces.Box(-1, 1, (3,))
@@ -199,7 +231,7 @@ def test_wrapper_forwards_everything_else(make_env: MakeEnv) -> None:
         env.nonsense  # noqa: B018
     with pytest.raises(ArgumentError, match=r"timeout=-1 must be .* Nothing was closed"):
         env.close(-1)
-    with env:
+    with ParallelWrapper(LastWords(env)):
         pass
     with pytest.raises(ClosedError):
         env.reset()
