@@ -207,10 +207,10 @@ class _Server:
             warnings.showwarning = show
         modules = sys.modules.keys() - known
         files |= {file for name in modules if (file := getattr(sys.modules[name], "__file__", None))}
+        gc.collect()  # also closes files that nothing uses any more
         reason = ", ".join(sorted({what for what, _ in _unforkable_resources() - before}))
         if error and modules:
             reason = f"raises {error}"  # the server may contain a part of the module
-        gc.collect()
         _UNSEEDED.extend(
             one
             for one in gc.get_objects()
@@ -253,13 +253,14 @@ def _unforkable_resources() -> set[tuple[str, str]]:
     for children in tasks.glob("*/children"):
         with contextlib.suppress(OSError):  # the thread has ended since it was listed
             found |= {("starts a process", pid) for pid in children.read_text().split()}
+    mapped = Path("/proc/self/maps").read_text(errors="surrogateescape")  # `mmap` keeps the files that it maps open
     for entry in os.scandir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor was closed after it was listed
             if (link := os.readlink(entry.path)).startswith("socket:"):
                 found.add(("opens a connection", link))
             # A forked process reads on from where another one has read. Writing, as to a log file, has no such effect.
             is_read = bool(entry.stat(follow_symlinks=False).st_mode & stat.S_IRUSR)  # how the descriptor was opened
-            if is_read and entry.is_file() and not link.startswith("/memfd:"):
+            if is_read and entry.is_file() and not link.startswith("/memfd:") and f" {link}\n" not in mapped:
                 found.add(("opens a file", link))
     return found
 

@@ -157,10 +157,7 @@ class RayBackend(Backend):
                 slot.env_ids = [spec.env_ids for spec in itertools.islice(left, slot.num_workers)]
         caller = PackageVersion(package_version().version, "")  # without the folder, which may differ between nodes
         packed = {spec.env_ids: spec for spec in PackedSpec.pack(specs, caller, environment={}, shared=())}
-        for actor in self._started:
-            if not actor.is_alive():
-                actor.close()
-        self._started = [actor for actor in self._started if actor.is_alive()]
+        self._started = [actor for actor in self._started if not actor.is_terminated]
         with announce_if_slow(f"Waiting for Ray to start {count(len(specs), 'worker')} ..."):
             try:
                 return self._launch(packed)
@@ -175,6 +172,11 @@ class RayBackend(Backend):
             raise WorkerStartError(SHUT_DOWN)
         slots = [slot for slot in self._slots if any(env_ids in packed for env_ids in slot.env_ids)]
         vacant = [slot for slot in slots if slot.actor is None or not slot.actor.is_alive()]
+        for slot in vacant:
+            # The pool may not have noticed yet that another actor is dead, and then still uses its connections.
+            if slot.actor in self._started and all(env_ids in packed for env_ids in slot.env_ids):
+                slot.actor.close()
+                self._started.remove(slot.actor)
         before = len(self._started)
         try:
             self._start_actors(vacant, cluster)

@@ -491,6 +491,27 @@ def test_rewards_that_cannot_be_added_raise_with_the_steps_in_partial(kind: Any)
             assert partial_of(caught).rewards.tolist() == [[0, {"gold": 1}]] * 3
 
 
+class Growing(Count):
+    """Its rewards are arrays, which have one more entry in each episode."""
+
+    size = 1
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.size += 1
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        state, _, *rest = super().step(action)
+        return state, np.ones(self.size), *rest
+
+
+def test_error_about_rewards_names_the_env_whose_rewards_cannot_be_added() -> None:
+    with ParallelEnv([partial(Growing, 2), partial(Paying, 9)], ORACLE, "restart") as env:
+        env.reset()
+        with pytest.raises(EnvContractError, match="env 1 returned the reward {'gold': 1}"):
+            env.rollout(zeros, 6).episode_returns  # noqa: B018
+
+
 # ---------------------------------------------------------------- bad input, stop, repr and plots
 
 

@@ -118,6 +118,37 @@ def test_python_ints_are_cast_by_value_for_subclasses_of_spaces(make_env: MakeEn
     assert states.tolist() == [[7, 2], [8, 2]]
 
 
+class Message(gym.Space[Any]):
+    """Words, or ``None``."""
+
+    def contains(self, x: Any) -> bool:
+        return x is None or isinstance(x, str)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Message)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Telling(gym.Env[Any, Any]):
+    """Says nothing in its first state."""
+
+    observation_space, action_space = Dict(said=Message()), Discrete(2)
+
+    def reset(self, **_: Any) -> Any:
+        return {"said": None}, {}
+
+    def step(self, action: Any) -> Any:
+        return {"said": "word"}, 0.0, False, False, {}
+
+
+@here_and_in_processes
+def test_states_of_an_own_space_may_be_none(make_env: MakeEnv) -> None:
+    env = make_env([Telling] * 2)
+    assert env.reset() == {"said": (None, None)}
+    assert env.step([0, 0]).states == {"said": ("word", "word")}
+
+
 class OwnDict(Dict):
     """A space of an unknown class."""
 

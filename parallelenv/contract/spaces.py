@@ -120,10 +120,14 @@ class Structure:
             EnvContractError: If the values cannot be batched, for example because of a user's own space.
         """
         space = self.leaves[leaf]
-        if space is None or any(value is None for value in values):
+        if space is None:
             return batch_values(values)
         try:
-            empty: Any = create_empty_array(space, len(values))
+            empty: Any = create_empty_array(
+                space, len(values)
+            )  # `None` for a user's own space, which may contain `None`
+            if empty is not None and any(value is None for value in values):
+                return batch_values(values)
             if not values:  # if all envs fail; `concatenate` refuses an empty list
                 return () if empty is None else empty
             if isinstance(space, _FIXED):  # `check_leaf` accepts lists of ints that `concatenate` refuses

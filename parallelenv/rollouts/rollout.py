@@ -140,8 +140,12 @@ def count_episodes(rollout: Rollout, running: OpenEpisodes, rows: Array) -> Ende
     try:
         return running.add_steps(rows, rollout.rewards, rollout.dones, made, begun, goes_on=True)
     except Exception:  # a reward may be of any type
-        of_envs = zip(rollout.env_ids.tolist(), running.returns[rows], rollout.rewards.T, made.T, strict=True)
-        refuse_unaddable(((env_id, [total, *rewards[own]]) for env_id, total, rewards, own in of_envs), rollout)
+        for column, (env_id, total) in enumerate(zip(rollout.env_ids.tolist(), running.returns[rows], strict=True)):
+            totals = [] if rollout.starts[column] else [total]
+            for steps in np.split(np.arange(len(made)), np.flatnonzero(rollout.dones[:, column]) + 1):
+                rewards = rollout.rewards[steps[made[steps, column]], column]
+                refuse_unaddable([(env_id, [*totals, *rewards])], rollout)
+                totals = []
         raise
 
 

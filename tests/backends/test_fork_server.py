@@ -236,7 +236,11 @@ def test_workers_import_packages_that_are_unsafe_to_fork(make_package: MakePacka
 
 def test_files_that_forked_workers_can_share_do_not_prevent_forking(make_package: MakePackage, tmp_path: Path) -> None:
     logged = f"log = open({str(tmp_path / 'log')!r}, 'a')"
-    package = make_package(ABROAD + f"null = open(os.devnull); memory = os.memfd_create('mine'); {logged}")
+    mapped = "import mmap; file = open(__file__); data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ); file.close()"
+    unused = "loop = [open(__file__)]; loop.append(loop); del loop"
+    package = make_package(
+        ABROAD + f"null = open(os.devnull); memory = os.memfd_create('mine'); {logged}; {mapped}; {unused}"
+    )
     run(package.env())
     assert len(package.imported_in()) == 1
 
