@@ -506,7 +506,7 @@ class Growing(Count):
 
 
 def test_error_about_rewards_names_the_env_whose_rewards_cannot_be_added() -> None:
-    with ParallelEnv([partial(Growing, 2), partial(Paying, 9)], ORACLE, "restart") as env:
+    with ParallelEnv([partial(Growing, 0, 2), partial(Paying, 1)], ORACLE, "restart") as env:
         env.reset()
         with pytest.raises(EnvContractError, match="env 1 returned the reward {'gold': 1}"):
             env.rollout(zeros, 6).episode_returns  # noqa: B018
