@@ -189,7 +189,9 @@ def spread_options(options: object, env_ids: Sequence[int]) -> list[dict[str, ob
 
 def spread_data(data: object, env_ids: Sequence[int]) -> list[dict[str, object]] | None:
     """Return one dict of keyword arguments per env, or ``None`` if ``data`` is ``None``."""
-    expected = "a dict of keyword arguments for all envs, or a list with one dict per env; envs are chosen with id="
+    expected = (
+        "a dict of keyword arguments, by name, for all envs, or a list with one dict per env; envs are chosen with id="
+    )
     return None if data is None else _spread("data", data, env_ids, _has_keywords, expected)
 
 

@@ -120,24 +120,23 @@ class OpenEpisodes:
             self.returns[self.lengths == 0] = 0  # not 0.0, to which a Decimal cannot be added
 
 
-def refuse_unaddable(rewards_of_envs: Iterable[tuple[int, Iterable[Any]]], partial: object = None) -> None:
-    """Raise an `EnvContractError` that names the first reward that cannot be added to those before it, if any.
+def refuse_unaddable(env_id: int, rewards: Iterable[Any], partial: object = None) -> None:
+    """Raise an `EnvContractError` if one of an episode's rewards cannot be added to those before it.
 
-    Each item has an env id and the env's rewards. ``partial`` becomes ``error.partial``.
+    ``partial`` becomes ``error.partial``.
     """
-    for env_id, rewards in rewards_of_envs:
-        total: Any = 0
-        for reward in rewards:
-            try:
-                total = total + reward
-            except Exception as cause:
-                error = EnvContractError(
-                    f"env {env_id} returned the reward {show(reward)}, which cannot be added to those before it "
-                    f"({type(cause).__name__}: {cause}). The return of an episode is the sum of its rewards: return "
-                    "numbers or arrays, or take the rewards of single steps from rollout() or step()."
-                )
-                put(error, "partial", partial)
-                raise error from cause
+    total: Any = 0
+    for reward in rewards:
+        try:
+            total = total + reward
+        except Exception as cause:
+            error = EnvContractError(
+                f"env {env_id} returned the reward {show(reward)}, which cannot be added to those before it "
+                f"({type(cause).__name__}: {cause}). The return of an episode is the sum of its rewards: return "
+                "numbers or arrays, or take the rewards of single steps from rollout() or step()."
+            )
+            put(error, "partial", partial)
+            raise error from cause
 
 
 @dataclass(slots=True)

@@ -138,8 +138,8 @@ class EpisodeRunner:
         try:
             self._running.add(rows, rewards)
         except Exception:  # a reward may be of any type
-            of_envs = zip(rows.tolist(), self._running.returns[rows], rewards, strict=True)
-            refuse_unaddable((env_id, both) for env_id, *both in of_envs)
+            for env_id, *both in zip(rows.tolist(), self._running.returns[rows], rewards, strict=True):
+                refuse_unaddable(env_id, both)
             raise
         for place in ends.tolist():
             env_id = int(rows[place])

@@ -144,7 +144,7 @@ def count_episodes(rollout: Rollout, running: OpenEpisodes, rows: Array) -> Ende
             totals = [] if rollout.starts[column] else [total]
             for steps in np.split(np.arange(len(made)), np.flatnonzero(rollout.dones[:, column]) + 1):
                 rewards = rollout.rewards[steps[made[steps, column]], column]
-                refuse_unaddable([(env_id, [*totals, *rewards])], rollout)
+                refuse_unaddable(env_id, [*totals, *rewards], rollout)
                 totals = []
         raise
 

@@ -332,16 +332,18 @@ class Host:
             reply.values[env_id] = Extra(EXHAUSTED, loose, is_exhausted=True)
         elif isinstance(error, KeyboardInterrupt) and self.in_caller:
             state = "their states are" if others else "its state is"
+            text = (
+                f"{name_envs(running.current_ids)} {'were' if others else 'was'} interrupted in the middle of {doing}; "
+                f"{state} uncertain. Call reset({list_ids(running.current_ids) if others else env_id})."
+            )
             skipped: list[int] = []
             if running.command.operation not in ("step", "reset", "build"):
                 for _, one, *_ in running.remaining():
                     skipped += one.env_ids if running.shares else (one,)
                 running.num_started = len(running.counts)
-            rest = f" There was no such call for {name_envs(skipped)}." if skipped else ""
-            interrupted = EnvInterruptedError(
-                f"{name_envs(running.current_ids)} {'were' if others else 'was'} interrupted in the middle of {doing}; "
-                f"{state} uncertain. Call reset({list_ids(running.current_ids) if others else env_id}).{rest}"
-            )
+            if skipped:
+                text += f" There was no such call for {name_envs(skipped)}."
+            interrupted = EnvInterruptedError(text)
             for one in (env_id, *others, *skipped):
                 reply.failures[one] = Failure(interrupted, one, f"interrupted {doing}")
             raise error

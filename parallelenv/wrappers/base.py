@@ -183,7 +183,10 @@ class ParallelWrapper(ShortTracebacks):
 
     def close(self, timeout: float | None = None) -> None:
         """Close the `ParallelEnv`. See `ParallelEnv.close`."""
-        self.env.close(*(() if timeout is None else (timeout,)))  # a user's own wrapper may take no timeout
+        if timeout is None:  # a user's own wrapper may take no timeout
+            self.env.close()
+        else:
+            self.env.close(timeout)
 
     def _before(self, action: object, id: Ids) -> None:
         self._refuse_handed_over()
