@@ -12,6 +12,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 
 sys.path.append(str(Path(__file__).parent.parent))  # last: the package that is installed comes before the checkout's
@@ -130,6 +131,14 @@ def test_cpu_time_of_processes_that_have_ended_is_ours() -> None:
     burn = "import time\nwhile time.process_time() < 0.2: pass"
     subprocess.run([sys.executable, "-c", burn], check=True)
     assert CpuTimes.now().ours - before.ours > 0.17  # measured in units of 10 ms, of user and of system time
+
+
+def test_threads_of_the_kernel_count_as_ours() -> None:
+    now = CpuTimes.now()
+    kernel = {one.pid for one in psutil.process_iter(["name"]) if one.info["name"] == "kthreadd"}
+    threads = {one.pid for one in psutil.process_iter(["ppid"]) if one.info["ppid"] in kernel}
+    assert bool(threads) == now.is_complete
+    assert threads.isdisjoint(now.others)
 
 
 def times(wall: float, busy: float, ours: float, **changes: Any) -> CpuTimes:
