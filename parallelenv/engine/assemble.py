@@ -115,12 +115,11 @@ class Assembler:
         if outcome.extras and (has_true(terminated) or has_true(truncated)):
             table.record_exhausted(outcome.exhausted)
         flags = table.record_step(outcome.env_ids, rows, terminated, truncated)
-        counted: Any = None if stepped is table.env_ids else rows
-        if resets := {*reborn, *outcome.resets}:  # they do not count as steps
-            counted = batch.rows([env_id for env_id in stepped if env_id not in resets])
-        table.stats.add_step(batch.outcome(), counted)
+        table.stats.add_step(
+            batch.outcome(), None if stepped is table.env_ids else rows, resets=[*reborn, *outcome.resets]
+        )
         if reborn or outcome.restarted:
-            table.stats.begin_episodes([*{*reborn, *outcome.restarted}])
+            table.stats.begin_episodes([*reborn, *outcome.restarted])
             reborn = [env_id for env_id in reborn if env_id not in outcome.restarted]  # these have their reset's info
         is_plain = len(stepped) == len(outcome.env_ids) and not (outcome.extras or outcome.resets)
         infos: Any

@@ -6,7 +6,7 @@ A step in which an env failed and was restarted counts as the last step of the e
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -236,8 +236,16 @@ class EpisodeStats:
         self.sum_up()
         self._goes_on = goes_on
 
-    def add_step(self, outcome: bytes, rows: Index | None = None) -> None:
-        """Add a step, given as the result of `Batch.outcome` and the rows of the stepped envs (``None`` means all)."""
+    def add_step(self, outcome: bytes, rows: Index | None = None, resets: Sequence[int] = ()) -> None:
+        """Add a step, given as the result of `Batch.outcome` and the rows of the stepped envs (``None`` means all).
+
+        ``resets`` are those of the rows whose envs were reset instead; these do not count as steps.
+        """
+        if resets:  # for 50 of 1,024 envs 2 us; a list of the other rows takes 30 us
+            counted = np.zeros(self._num_envs, bool)
+            counted[slice(None) if rows is None else rows] = True
+            counted[resets] = False
+            rows = counted
         self._log.append((rows, outcome))
         if len(self._log) == self._room:
             self.sum_up()
