@@ -300,10 +300,8 @@ class EpisodeStats:
         rewards, ended = read_outcomes([outcome for _, outcome in log], n)
         valid = None
         if any(rows is not None for rows, _ in log):
-            valid = np.ones(ended.shape, bool)
-            for step, (rows, _) in enumerate(log):
-                if rows is not None:
-                    valid[step] = False
-                    valid[step, rows] = True
+            valid = np.zeros(ended.shape, bool)
+            for counts, (rows, _) in zip(valid, log, strict=True):
+                counts[slice(None) if rows is None else rows] = True
             ended = ended & valid
         return every, rewards, ended, valid, begun
