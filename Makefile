@@ -35,7 +35,7 @@ neighbours: $(VENV)/.neighbours ## Test the adapters with Stable-Baselines3, Tia
 neighbours-long: $(VENV)/.neighbours ## Compare the adapters with the vector envs of other libraries for thousands of steps in every mode.
 	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(PYTEST) -m "neighbours and long" tests/adapters $(PYTEST_ARGS)
 
-neighbours-suites: $(VENV)/.neighbours $(if $(NEIGHBOURS),,build/neighbours) ## Run the tests of Gymnasium, Stable-Baselines3 and Tianshou on the adapters; an hour. NEIGHBOURS= a folder with a checkout of each.
+neighbours-suites: $(VENV)/.neighbours $(if $(NEIGHBOURS),,build/neighbours) ## Run the tests of Gymnasium, Stable-Baselines3 and Tianshou on the adapters; 15 minutes. NEIGHBOURS= a folder with a checkout of each.
 	$(BIN)/python -m tests.adapters.suites $(or $(NEIGHBOURS),build/neighbours) $(SUITES_ARGS)
 
 # Only their tests, of the commits for which tests/adapters/suites/known_failures.txt was written.
