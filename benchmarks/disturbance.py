@@ -53,10 +53,11 @@ class CpuTimes:
         family = {process.pid for process in (this, *this.children(recursive=True))}
         ours, others, others_ended = 0.0, {}, 0.0
         kernel: int | None = None  # process id of "kthreadd", the parent of the kernel's threads; hidden in containers
-        for process in psutil.process_iter():  # in the order of the process ids, thus parents of the kernel first
+        for process in psutil.process_iter():  # in the order of their ids, so "kthreadd" comes before its threads
             try:
                 times, parent = process.cpu_times(), process.ppid()
-                kernel = process.pid if kernel is None and process.name() == "kthreadd" else kernel
+                if kernel is None and process.name() == "kthreadd":
+                    kernel = process.pid
             except psutil.Error:  # the process has ended; its parent's times include its time
                 continue
             own, ended = _precise(process.pid, times.user + times.system), times.children_user + times.children_system

@@ -123,9 +123,8 @@ class Structure:
         if space is None:
             return batch_values(values)
         try:
-            empty: Any = create_empty_array(
-                space, len(values)
-            )  # `None` for a user's own space, which may contain `None`
+            # `None` for a user's own space, of which `None` may be a member.
+            empty: Any = create_empty_array(space, len(values))
             if empty is not None and any(value is None for value in values):
                 return batch_values(values)
             if not values:  # if all envs fail; `concatenate` refuses an empty list
