@@ -218,8 +218,6 @@ With 1 ms of polling, 64 CartPoles on 2 cores made 1.39 times as many steps as a
 made 1.14 times as many. With envs whose steps take 100 us, the factors were 1.79 and 1.75. While another program
 kept one core busy, longer polling lowered the factor for 16 CartPoles from 0.44 to 0.36.
 """
-_LATE = 30e-6
-"""Seconds after which a worker has certainly started the step if it was awake when the bell rang."""
 
 
 class BellChannel(PipeChannel):
@@ -336,18 +334,12 @@ class BellStep:
         words = self._words
         begin = time.perf_counter()
         end = begin + _BELL_SPIN if self._spinning_pays else begin
-        late = begin + _LATE
         for index, word in self._awaited:
             while (done := words[index]) != word:
                 if done == word | HAS_MESSAGE:
                     return False
-                now = time.perf_counter()
-                if now < end:
+                if time.perf_counter() < end:
                     sched_yield()
-                    if now > late:
-                        late = end
-                        if any(words[one - DONE + TAKEN] != awaited for one, awaited in self._awaited):
-                            self._group.spread()  # workers may share a core while a different core is idle
                 elif not self._sleep(begin + timeout):
                     return False
         self._spinning_pays = time.perf_counter() - begin < _BELL_SPIN

@@ -13,7 +13,6 @@ from typing import Any
 from parallelenv.backends._bell import SEEN, Bell, BellChannel, BellStep, word_of
 from parallelenv.backends._in_process import CallerChannel, CallerStep, JointStep
 from parallelenv.backends._pipe import PipeChannel, spin
-from parallelenv.backends._process import CpuBalancer
 from parallelenv.contract.codec import Message
 from parallelenv.contract.message_channel import MessageStep
 from parallelenv.contract.protocol import Command, Printed, RepeatedStep
@@ -40,14 +39,12 @@ class ChannelGroup:
         awaits_first: Whether a message has been sent since the latest wait.
     """
 
-    def __init__(self, balancer: CpuBalancer) -> None:
+    def __init__(self) -> None:
         self.channels: list[PipeChannel] = []
         self.bell: Bell | None = None
         self.queue: list[tuple[BellChannel, Message]] = []
         self.awaits_first = False
-        self._balancer = balancer
         self._watched: dict[int, PipeChannel | Bell] = {}  # by descriptor
-        self._pids: list[int] = []
         self._spinning_pays = True  # whether the latest wait for a reply was shorter than `_SPIN`
         self._poll: Any = select.poll() if hasattr(select, "poll") else None  # not on Windows, where nothing is watched
         self._epoll: Any = None  # watches the same descriptors for event loops; made at the first call of `fileno`
@@ -70,8 +67,6 @@ class ChannelGroup:
 
     def watch(self, channel: PipeChannel | Bell) -> None:
         self._watched[channel.fileno] = channel
-        if isinstance(channel, PipeChannel):
-            self._pids.append(channel.process.pid)
         self._poll.register(channel.fileno, select.POLLIN)
         if self._epoll is not None:
             self._epoll.register(channel.fileno, select.EPOLLIN)
@@ -80,8 +75,6 @@ class ChannelGroup:
         """Call this before the descriptor is closed."""
         if self._watched.pop(channel.fileno, None) is None:
             return
-        if isinstance(channel, PipeChannel):
-            self._pids.remove(channel.process.pid)
         self._poll.unregister(channel.fileno)
         if self._epoll is not None:
             self._epoll.unregister(channel.fileno)
@@ -141,16 +134,11 @@ class ChannelGroup:
 
     # ---------------------------------------------------------------- replies
 
-    def spread(self) -> None:
-        self._balancer.balance(self._pids)
-
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int) -> Sequence[Any]:
         """Wait for replies as `Backend.wait` does. Hosts in the caller's thread execute their commands meanwhile."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ready = [channel for channel in channels if channel.advance()]
         while True:
-            if self._spinning_pays and not ready:  # after longer waits, the system itself has spread them
-                self.spread()
             left = _HEARTBEAT if deadline is None else min(_HEARTBEAT, deadline - time.monotonic())
             seen = self._glance()
             if not seen and left > 0 and len(ready) < wanted:

@@ -19,7 +19,6 @@ from parallelenv.backends import _ray_cluster
 from parallelenv.backends._bell import HAS_BELL
 from parallelenv.backends._channel_group import ChannelGroup
 from parallelenv.backends._pipe import PipeChannel
-from parallelenv.backends._process import CpuBalancer
 from parallelenv.backends._ray_actors import (
     ActorHandle,
     RayActor,
@@ -105,7 +104,7 @@ class RayBackend(Backend):
         self._gpus_per_actor = 0.0
         self._cores_per_worker = 0.0
         self._goes_direct = direct
-        self._group = ChannelGroup(CpuBalancer(caller_steps=False))
+        self._group = ChannelGroup()
         self._started: list[ActorHandle] = []
         self._reservation: Reservation | None = None
         self._slots: list[_ActorSlot] = []  # one per bundle of the reservation

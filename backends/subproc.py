@@ -22,7 +22,7 @@ from parallelenv.backends._fork_server_client import SERVERS, ForkServer
 from parallelenv.backends._in_process import CallerChannel
 from parallelenv.backends._pipe import PipeChannel
 from parallelenv.backends._pipe_host import serve
-from parallelenv.backends._process import CLOSED_IN_CHILDREN, CpuBalancer, WorkerProcess, start_methods, starting
+from parallelenv.backends._process import CLOSED_IN_CHILDREN, WorkerProcess, start_methods, starting
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
@@ -84,7 +84,7 @@ class SubprocBackend(Backend):
         self._eventfd = eventfd
         self._caller_steps = caller_steps
         self._callers_share: tuple[int, ...] = ()  # env ids of the host in this process
-        self._group = ChannelGroup(CpuBalancer(caller_steps))
+        self._group = ChannelGroup()
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Backend)
         return SharedArrays.place(arrays)

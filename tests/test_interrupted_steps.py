@@ -13,7 +13,6 @@ from interrupting import Counting, interrupt_at
 from modes import ORACLE, PROCESSES, THREADS
 
 from parallelenv import ParallelEnv, get_worker_info
-from parallelenv.backends import _process
 from parallelenv.backends._bell import HAS_BELL
 from parallelenv.engine.engine import Engine
 from parallelenv.errors import EnvInterruptedError, NothingInFlightError
@@ -24,11 +23,6 @@ IN_WAITS = ["parallelenv/worker", "backends"]
 CALLER_STEPS = {"caller_steps": True, "num_cpus": 2}
 here_and_in_caller_steps = pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, CALLER_STEPS)])
 with_bell = pytest.mark.skipif(not HAS_BELL, reason="there is no bell")
-
-
-@pytest.fixture(autouse=True)
-def _no_balancer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_process, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
 
 
 def receive(env: ParallelEnv) -> list[float] | None:

@@ -25,7 +25,6 @@ from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, interrupt, when_begun
 from modes import IN_BACKGROUND, IN_WORKERS, LOCAL, ORACLE, PROCESSES, THREADS, in_modes
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _process
 from parallelenv.engine import recovery
 from parallelenv.errors import InvalidEnvError, ResetNeededError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.testing.contract import DONE_POLICIES, drain
@@ -583,11 +582,8 @@ IN_PROCESSES = {
 @pytest.mark.parametrize(
     ("mode", "failure"), [*itertools.product(LOCAL, FAILURES), *itertools.product([PROCESSES], IN_PROCESSES)]
 )
-def test_failure_does_not_keep_the_env_alive(
-    mode: str, tmp_path: Path, failure: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_does_not_keep_the_env_alive(mode: str, tmp_path: Path, failure: str) -> None:
     fail: Any = {**FAILURES, **IN_PROCESSES}[failure]
-    monkeypatch.setattr(_process, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
     kept = weakref.ref(fail(partial(ParallelEnv, para_mode=mode, num_cpus=2), tmp_path).engine)
     gc.collect()
     assert kept() is None

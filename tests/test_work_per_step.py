@@ -22,7 +22,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _bell, _channel_group, _pipe, _process
+from parallelenv.backends import _bell, _channel_group, _pipe
 from parallelenv.contract import codec
 from parallelenv.engine import step_plan
 
@@ -260,7 +260,7 @@ class WatchedPoll:
 
 @pytest.mark.parametrize("naps", [0.0, 0.002])
 def test_the_caller_sleeps_at_most_once_per_worker(naps: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in (_channel_group, "_HEARTBEAT"), (_process, "_PAUSE"), (step_plan, "PATIENCE"):
+    for module, name in (_channel_group, "_HEARTBEAT"), (step_plan, "PATIENCE"):
         monkeypatch.setattr(module, name, 3600.0)  # no periodic actions
     sleeps: list[bool] = []
     watched = SimpleNamespace(POLLIN=select.POLLIN, poll=partial(WatchedPoll, sleeps))

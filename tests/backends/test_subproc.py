@@ -23,8 +23,7 @@ from holdings import fork_server_pids, survivors
 from scripts import start
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _channel_group
-from parallelenv.backends._process import CpuBalancer, WorkerProcess
+from parallelenv.backends._process import WorkerProcess
 from parallelenv.errors import WorkerDiedError, WorkerStartError
 from parallelenv.testing.envs import Counter
 
@@ -131,20 +130,6 @@ def test_failed_start_restores_environment_variables(monkeypatch: pytest.MonkeyP
     with pytest.raises(WorkerStartError, match="could not be started"):
         ParallelEnv([Witness], "subproc", start_method="spawn")
     assert BLAS_TIMEOUT not in os.environ
-
-
-def test_cpu_balancer_includes_restarted_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at: list[set[int]] = []
-    monkeypatch.setattr(CpuBalancer, "balance", lambda self, pids: looked_at.append(set(pids)))
-    monkeypatch.setattr(_channel_group, "_SPIN", 5.0)  # every reply counts as fast
-    with ParallelEnv([Witness, Witness], "subproc", num_cpus=2) as env:
-        victim, other = ask(env, os.getpid)
-        assert looked_at[-1] == {victim, other}
-        os.kill(victim, signal.SIGKILL)
-        with pytest.raises(WorkerDiedError):
-            ask(env, os.getpid)
-        env.restart(0)
-        assert {*ask(env, os.getpid)} == looked_at[-1] != {victim, other}
 
 
 def test_results_may_be_of_classes_of_the_caller_which_do_not_change() -> None:
