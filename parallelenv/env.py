@@ -725,7 +725,7 @@ class ParallelEnv:
         """Return an attribute of each env, looked up from the outermost wrapper down to the env itself.
 
         If the attribute is not found and the env has its own method ``get_env_attr(key)``, that method is called. Its
-        result is used, unless it is ``None`` or the method raises an `AttributeError`.
+        result is used, unless it is ``None`` or the method raises an `AttributeError` about ``key``.
 
         Args:
             key: Name of the attribute; ``"a.b"`` is the attribute ``b`` of the env's attribute ``a``. The name is never
@@ -738,8 +738,9 @@ class ParallelEnv:
 
         Raises:
             ArgumentError: If ``key`` is not a valid name.
-            UnpicklableError: If a value cannot be copied from the env's worker; ``error.partial`` maps the ids of the
-                other envs to their values.
+            AttributeError: If the code of a property raises one; the attribute is then not absent. As with any other
+                exception of a property, ``error.partial`` maps the ids of the other envs to their values.
+            UnpicklableError: If a value cannot be copied from the env's worker; ``error.partial`` as above.
 
         Warns:
             AbsentAttributeWarning: If no env has the attribute, the first of the envs has an attribute with a similar
@@ -760,6 +761,7 @@ class ParallelEnv:
     ) -> None:
         """Set an attribute of each env, on the outermost wrapper that has it, or else on the env inside all wrappers.
 
+        The attribute is not read before it is set, and a wrapper that only passes it on does not have it.
         If neither the env nor a wrapper has the attribute, but the env has its own method ``set_env_attr(key, value)``,
         that method is called instead.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from conftest import MakeEnv
@@ -242,6 +244,166 @@ def test_list_passed_to_set_env_attr_has_one_item_per_env_and_an_array_that_coul
             env.set_env_attr("notes", array)
     env.set_env_attr("notes", np.zeros(1), id=2)
     assert env.attr("notes", 2) == [np.zeros(1)]
+
+
+class Sensor:
+    @property
+    def heat(self) -> float:
+        return self.het  # type: ignore[attr-defined, no-any-return]
+
+
+class Typo(Asked):
+    """Env 1 has properties with mistakes. The other envs lack the attribute that env 1 misspells."""
+
+    sensor = Sensor()
+
+    @property
+    def total(self) -> int:
+        return self.number if self.number != 1 else self.totl
+
+    @functools.cached_property
+    def spread(self) -> int:
+        if self.number == 1:
+            raise AttributeError("spread is not measured yet")
+        return self.number
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"Typo lacks {name}")  # would replace the error of the property
+
+
+class PassesOn:
+    """A wrapper of no library: it passes on what it lacks, and some of it in properties."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    total = property(lambda self: self.env.total)
+    observation_space = property(lambda self: self.env.observation_space)
+    action_space = property(lambda self: self.env.action_space)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def reset(self, **options: Any) -> Any:
+        return self.env.reset(**options)
+
+    def step(self, action: Any) -> Any:
+        return self.env.step(action)
+
+
+WRAPPERS: list[Any] = [lambda env: env, partial(TimeLimit, max_episode_steps=5), PassesOn]
+
+
+def wrapped(wrap: Any, kind: Any, *arguments: Any) -> Any:
+    return wrap(kind(*arguments))
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS, ids=["bare", "TimeLimit", "PassesOn"])
+def test_attribute_error_in_a_property_is_an_error_of_that_env(make_env: MakeEnv, wrap: Any) -> None:
+    env = make_env([partial(wrapped, wrap, Typo, number) for number in range(4)], num_cpus=2)
+    ways: dict[str, tuple[Any, str]] = {
+        "get_env_attr": (lambda: env.get_env_attr("total", default=9), "lacks totl"),
+        "attr": (lambda: env.attr("total"), "lacks totl"),
+        "call": (lambda: env.customized_method("total.bit_length"), "lacks totl"),
+        "cached": (lambda: env.get_env_attr("spread"), "not measured yet"),
+    }
+    for name, (way, text) in ways.items():
+        with pytest.raises(AttributeError, match=text) as caught:
+            way()
+        assert not isinstance(caught.value, AbsentAttributeError), name
+        assert "env 1" in caught.value.__notes__[0]
+        assert caught.value.partial.keys() == {0, 2, 3}  # type: ignore[attr-defined]
+    assert env.get_env_attr("total", [0, 2, 3]) == env.get_env_attr("spread", [0, 2, 3]) == [0, 2, 3]
+    with pytest.raises(AttributeError, match="no attribute 'het'"):
+        env.get_env_attr("sensor.heat", default=0.0)
+
+
+class Spaceless(gymnasium.Env[Any, Any]):
+    __slots__ = ("late",)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return 0, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS, ids=["bare", "TimeLimit", "PassesOn"])
+def test_what_no_layer_has_is_absent_although_wrappers_pass_it_on(make_env: MakeEnv, wrap: Any) -> None:
+    env = make_env([partial(wrapped, wrap, Spaceless)] * 2, num_cpus=2)
+    env.reset(seed=3)
+    assert env.single_observation_space is None
+    for key in ("observation_space", "late", "total", "late.part", "observation_space.shape"):
+        assert env.get_env_attr(key, default=5) == [5, 5], key
+    assert len(env.get_env_attr("_np_random.bit_generator.state")) == 2  # which `gymnasium.Wrapper` hides
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS, ids=["bare", "TimeLimit", "PassesOn"])
+@pytest.mark.parametrize("name", ["observation_space", "metadata", "render_mode"])
+def test_env_whose_declaration_fails_is_not_taken_for_one_that_declares_nothing(
+    make_env: MakeEnv, wrap: Any, name: str
+) -> None:
+    failing = type("Failing", (Asked,), {name: property(lambda self: self.declard)})
+    with pytest.raises(AttributeError, match="no attribute 'declard'") as caught:
+        make_env([partial(Asked, 0), partial(wrapped, wrap, failing, 1)])
+    assert "env 1" in "".join(caught.value.__notes__)
+
+
+class Recorded(Asked):
+    """Records the reads and writes of its properties."""
+
+    budget = 100
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.events: list[Any] = []
+        self.room = 1
+
+    @property
+    def dial(self) -> int:
+        self.events.append("read")
+        return 1
+
+    @dial.setter
+    def dial(self, value: int) -> None:
+        self.events.append(value)
+
+    @property
+    def fixed(self) -> int:
+        self.events.append("read")
+        return 1
+
+    def room_and_budget(self) -> tuple[int, int]:
+        return self.room, self.budget
+
+
+class Slotted(Recorded):
+    __slots__ = ("late",)
+
+    def set_env_attr(self, key: str, value: Any) -> None:
+        self.events.append((key, value))
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS, ids=["bare", "TimeLimit", "PassesOn"])
+@pytest.mark.parametrize("kind", [Recorded, Slotted])
+def test_set_env_attr_reads_no_property_and_sets_where_the_attribute_is(
+    make_env: MakeEnv, wrap: Any, kind: Any
+) -> None:
+    env = make_env([partial(wrapped, wrap, kind, number) for number in range(2)], num_cpus=2)
+    env.set_env_attr("dial", 5)
+    env.set_env_attr("unwrapped.dial" if wrap is not WRAPPERS[2] else "env.dial", 6)
+    with pytest.raises(AttributeError, match=r"property 'fixed' of .* has no setter") as caught:
+        env.set_env_attr("fixed", 5, id=1)
+    assert "env 1" in "".join(caught.value.__notes__)
+    assert env.get_env_attr("events") == [[5, 6]] * 2
+    env.set_env_attr("room", 2)
+    env.set_env_attr("budget", 3)
+    assert env.call("room_and_budget") == [(2, 3)] * 2  # of the env itself, not of a wrapper that passes it on
+    env.set_env_attr("late", 4)
+    assert env.get_env_attr("late") == [4, 4]
+    env.set_env_attr("other", 7)
+    assert env.get_env_attr("events", 0)[0][2:] == ([("other", 7)] if kind is Slotted else [])
 
 
 class Unit:

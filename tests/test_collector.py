@@ -79,6 +79,14 @@ class Net:
     def set_weights(self, weights: Any) -> None:
         self.weights = weights
 
+    @property
+    def threshold(self) -> Any:
+        raise AttributeError("threshold can be set but not read")
+
+    @threshold.setter
+    def threshold(self, value: Any) -> None:
+        self.threshold_set = [value]
+
     def __call__(
         self, states: Any, rnn_state: Any = None, done: Any = None, *, deterministic: bool = False
     ) -> tuple[Any, Any, dict[str, Any]]:
@@ -209,10 +217,18 @@ def test_weights_are_passed_uncopied_and_counted_and_settings_are_copied() -> No
         assert policy.weights is weights
         collector.update_policy("weights", value)
         assert (policy.weights, policy.weights is value) == ([1], False)
+        collector.update_policy("threshold", 3)
+        assert policy.threshold_set == [3]
     with here(zeros, counts(9)) as collector:
         with pytest.raises(ArgumentError, match=r"does not accept weights. Give it a method set_weights\(weights\)"):
             collector.set_weights(1)
         assert collector.version == 0
+    failing = type("Failing", (Net,), {"set_weights": property(lambda self: self.loadr)})
+    with (
+        here(failing(), counts(9)) as collector,
+        pytest.raises(AttributeError, match="no attribute 'loadr'"),
+    ):
+        collector.set_weights(1)
 
 
 def test_initial_weights_can_be_a_torch_state_dict() -> None:

@@ -161,6 +161,13 @@ def test_invalid_samplers_and_tasks_are_refused(monkeypatch: pytest.MonkeyPatch)
             TaskEnv(sampler).reset()
 
 
+@pytest.mark.parametrize("name", ["render_mode", "metadata", "observation_space", "action_space", "next_task"])
+def test_sampler_whose_property_fails_is_not_taken_for_one_without_it(name: str) -> None:
+    failing = type("Failing", (Walks,), {name: property(lambda self: self.declard, lambda self, value: None)})
+    with pytest.raises(AttributeError, match="no attribute 'declard'"):
+        TaskEnv(failing())
+
+
 def test_each_task_is_closed_before_the_next_and_the_sampler_last(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[Any] = []
     env = TaskEnv(Walks(3, log=log))

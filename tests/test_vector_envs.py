@@ -787,6 +787,20 @@ def test_attributes_and_methods_of_envs(make_env: MakeEnv) -> None:
     assert env.render(tile=True).shape[2] == 3
 
 
+class Mistaken(Walk):
+    @property
+    def total(self) -> float:
+        return self.totl  # type: ignore[attr-defined, no-any-return]
+
+
+@here_and_in_processes
+def test_attribute_error_in_a_property_of_a_sub_env_is_an_error(make_env: MakeEnv) -> None:
+    env = make_env([Walk, partial(synced, kind=Mistaken)])
+    with pytest.raises(AttributeError, match="no attribute 'totl'"):
+        env.get_env_attr("total", default=0)
+    assert env.get_env_attr("total.half", 0, default=7) == [7]
+
+
 @here_and_in_processes
 def test_worker_info_has_the_first_env_of_a_vector_env(make_env: MakeEnv) -> None:
     env = make_env([partial(synced, (3, 4)), Walk, partial(synced, (3,))], num_cpus=3)

@@ -9,7 +9,6 @@ import importlib
 import inspect
 import io
 import math
-import operator
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from parallelenv.contract.arguments import Policy, check_base_seed, check_name, check_policy, check_positive, is_int
+from parallelenv.contract.attributes import ABSENT, defines, look_up
 from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import bind_arguments
@@ -524,7 +524,7 @@ class Collector(CollectorBase):
 
     def _set_weights(self, weights: object, version: int) -> None:
         policy = self._policy
-        load = getattr(policy, "set_weights", None) or getattr(policy, "load_state_dict", None)
+        load = look_up(policy, "set_weights", None) or look_up(policy, "load_state_dict", None)
         if not callable(load):
             raise ArgumentError(
                 f"The policy, a {type(policy).__name__}, does not accept weights. Give it a method "
@@ -534,15 +534,15 @@ class Collector(CollectorBase):
         self.version = version
 
     def _update_policy(self, name: str, value: object) -> None:
-        path, _, last = name.rpartition(".")
-        try:
-            owner = operator.attrgetter(path)(self._policy) if path else self._policy
-            getattr(owner, last)
-        except AttributeError:
+        *way, last = name.split(".")
+        owner: Any = self._policy
+        for one in way:
+            owner = ABSENT if owner is ABSENT else look_up(owner, one)
+        if owner is ABSENT or not (defines(owner, last) or look_up(owner, last) is not ABSENT):
             raise AbsentAttributeError(
                 f"name={name!r}: the policy, a {type(self._policy).__name__}, has no such attribute. Set one that it "
                 "has, or replace the policy with replace('policy', make_policy)."
-            ) from None
+            )
         setattr(owner, last, deep_copy(value))
 
     def _replace(self, component: str, make: Callable[..., Any]) -> None:

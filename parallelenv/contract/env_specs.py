@@ -18,6 +18,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.utils import EzPickle
 
+from parallelenv.contract.attributes import look_up
 from parallelenv.contract.copying import dumps, loads, pickles
 from parallelenv.contract.error_text import did_you_mean, hint_at_make_argument, show
 from parallelenv.contract.spaces import Env
@@ -267,8 +268,7 @@ def _modules_of_id(text: str) -> list[str]:
 
 def is_env(candidate: object) -> bool:
     """Return whether an object can be used as an env: it must be an instance with ``reset`` and ``step`` methods."""
-    methods = [getattr(candidate, name, None) for name in ("reset", "step")]
-    return not isinstance(candidate, type) and all(map(callable, methods))
+    return not isinstance(candidate, type) and all(callable(look_up(candidate, name)) for name in ("reset", "step"))
 
 
 def is_for_calls(candidate: object) -> bool:

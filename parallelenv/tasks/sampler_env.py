@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 
+from parallelenv.contract.attributes import look_up
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.spaces import Action, Info, State
 from parallelenv.errors import EnvContractError, ExhaustedError, InvalidEnvError, ResetNeededError, UnpicklableError
@@ -112,11 +113,11 @@ class TaskEnv(gymnasium.Env[State, Action]):
         _check(sampler, "The sampler is", "TaskSampler", "next_task", "reset", "set_seed")
         self.sampler = sampler
         self.task: Task | None = None
-        self.render_mode = getattr(sampler, "render_mode", None)
-        self.metadata = dict(getattr(sampler, "metadata", None) or self.metadata)
+        self.render_mode = look_up(sampler, "render_mode", None)
+        self.metadata = dict(look_up(sampler, "metadata", None) or self.metadata)
         for name in ("observation_space", "action_space"):
-            if getattr(sampler, name, None) is not None:
-                setattr(self, name, getattr(sampler, name))
+            if (space := look_up(sampler, name, None)) is not None:
+                setattr(self, name, space)
 
     def attribute_owners(self) -> tuple[object, ...]:
         """Return the objects to search, one after the other, for an attribute that this env does not have."""
@@ -174,7 +175,7 @@ class TaskEnv(gymnasium.Env[State, Action]):
 
     def render(self) -> Any:
         """Return the result of the task's ``render()``; ``None`` if there is no task or the task has no ``render``."""
-        render = getattr(self.task, "render", None)
+        render = look_up(self.task, "render")
         return render() if callable(render) else None
 
     def close(self) -> None:
@@ -214,7 +215,7 @@ def make_task_env(make_sampler_fn: Callable[..., TaskSampler], arguments: Mappin
 
 
 def _check(candidate: object, what: str, kind: str, *names: str) -> None:
-    missing = [f"{name}()" for name in names if not callable(getattr(candidate, name, None))]
+    missing = [f"{name}()" for name in names if not callable(look_up(candidate, name))]
     shown, lacks = type(candidate).__name__, f"lacks {', '.join(missing)}"
     if isinstance(candidate, type):
         shown, lacks = f"the class {candidate.__name__}", "is not an instance"
@@ -227,6 +228,6 @@ def _check(candidate: object, what: str, kind: str, *names: str) -> None:
 
 
 def _close(owner: object) -> None:
-    close = getattr(owner, "close", None)
+    close = look_up(owner, "close")
     if callable(close):
         close()

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import gymnasium
 from gymnasium.spaces import Tuple
 
+from parallelenv.contract.attributes import ABSENT, defines, look_up
 from parallelenv.contract.env_specs import is_env
 from parallelenv.contract.error_text import near_attribute, show
 from parallelenv.contract.spaces import Action, Env, Info, State
@@ -54,7 +55,7 @@ class Resettable:
         if seed is not None:
             if self._takes_seed:
                 arguments["seed"] = seed
-            elif callable(getattr(self.env, "seed", None)):
+            elif callable(look_up(self.env, "seed")):
                 self.env.seed(seed)
             elif isinstance(self.env, gymnasium.Env):
                 gymnasium.Env.reset(self.env.unwrapped, seed=seed)  # sets np_random and does nothing else
@@ -68,7 +69,7 @@ class Resettable:
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
             return result
         if not self._is_old:
-            if isinstance(result, tuple) and not isinstance(getattr(self.env, "observation_space", None), Tuple):
+            if isinstance(result, tuple) and not isinstance(look_up(self.env, "observation_space"), Tuple):
                 raise EnvContractError(
                     f"reset() of {type(self.env).__name__} returned a tuple of {len(result)}; a gymnasium.Env returns "
                     "(state, info), where info is a dict."
@@ -131,7 +132,7 @@ def adapt(env: Env) -> Resettable:
 
 def draws_by_mode(env: Env) -> bool:
     """Return whether an env renders with ``render(mode="rgb_array")``, as in older APIs, and has no ``render_mode``."""
-    return getattr(env, "render_mode", None) is None and "mode" in _parameters(getattr(env, "render", None))[0]
+    return look_up(env, "render_mode", None) is None and "mode" in _parameters(look_up(env, "render"))[0]
 
 
 @contextlib.contextmanager
@@ -154,16 +155,13 @@ def _parameters(function: Any) -> tuple[set[str], bool]:
     return {parameter.name for parameter in parameters}, takes_any
 
 
-_ABSENT = object()
-
-
 def layers(env: Env) -> Iterator[Env]:
     """Yield an env's wrappers from the outermost inwards, then the env itself."""
     seen: set[int] = set()  # an env may name itself: `self.env = self`
     while id(env) not in seen:
         seen.add(id(env))
         yield env
-        inner = getattr(env, "env", None)
+        inner = look_up(env, "env", None)
         if inner is None or not is_env(inner):
             return
         env = inner
@@ -184,20 +182,22 @@ def _owners(env: Env) -> tuple[list[Env], list[Env]]:
 def get_attribute(env: Env, key: str) -> tuple[Any] | None:
     """Return the attribute in a one-tuple, or ``None`` if it does not exist."""
     first, *rest = key.split(".")
-    value = getattr(env, first, _ABSENT)
-    if value is _ABSENT:
+    value = look_up(env, first)
+    if value is ABSENT:
         wrapped, parts = _owners(env)
-        found = (getattr(owner, first, _ABSENT) for owner in (*wrapped, *parts))
-        value = next((value for value in found if value is not _ABSENT), _ABSENT)
-        if value is _ABSENT and callable(ask := getattr(wrapped[-1], "get_env_attr", None)):
+        found = (look_up(owner, first) for owner in (*wrapped[1:], *parts))
+        value = next((value for value in found if value is not ABSENT), ABSENT)
+        if value is ABSENT and callable(ask := look_up(wrapped[-1], "get_env_attr")):
             try:
                 answer = ask(first)
-            except AttributeError:
+            except AttributeError as error:
+                if error.name not in (None, first):  # not about the attribute, but a mistake inside
+                    raise
                 answer = None
-            value = _ABSENT if answer is None else answer  # such envs return None for an absent attribute
+            value = ABSENT if answer is None else answer  # such envs return None for an absent attribute
     for name in rest:
-        value = getattr(value, name, _ABSENT)
-    return None if value is _ABSENT else (value,)
+        value = ABSENT if value is ABSENT else look_up(value, name)
+    return None if value is ABSENT else (value,)
 
 
 def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
@@ -216,6 +216,8 @@ def get_existing(env: Env, key: str, kind: str = "attribute") -> Any:
 def set_attribute(env: Env, key: str, value: Any) -> bool:
     """Set an attribute on the layer, task or sampler that already has it.
 
+    The attribute is not read, because reading a property runs code of the env.
+
     Returns:
         ``True`` if the attribute is known to be new.
     """
@@ -224,12 +226,16 @@ def set_attribute(env: Env, key: str, value: Any) -> bool:
         found = get_attribute(env, ".".join(way))
         if found is None:
             raise AttributeError(f"{key!r} cannot be set: the env has no attribute {'.'.join(way)!r}.")
-        is_new = not hasattr(found[0], name)
+        is_new = not defines(found[0], name) and look_up(found[0], name) is ABSENT
         setattr(found[0], name, value)
         return is_new
     wrapped, parts = _owners(env)
-    owner = next((owner for owner in (*wrapped, *parts) if hasattr(owner, name)), None)
-    if owner is None and callable(set_through := getattr(wrapped[-1], "set_env_attr", None)):
+    owners = (*wrapped, *parts)
+    # First those that define it: a wrapper may have a `__getattr__` that passes on what the env inside defines.
+    owner = next((owner for owner in owners if defines(owner, name)), None)
+    if owner is None:
+        owner = next((owner for owner in owners if look_up(owner, name) is not ABSENT), None)
+    if owner is None and callable(set_through := look_up(wrapped[-1], "set_env_attr")):
         set_through(name, value)
         return False
     setattr(wrapped[-1] if owner is None else owner, name, value)

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from parallelenv.contract.attributes import ABSENT, look_up
 from parallelenv.contract.batch import Array, Index
 from parallelenv.contract.copying import Broadcast, deep_copy, dumps
 from parallelenv.contract.error_text import show
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 _OF_ENVPOOL = frozenset({"env_id", "players"})
 """Keys of infos in which EnvPool numbers its sub-envs. These infos are left out, because the user has env ids."""
-_ABSENT = object()
 _AT_END = "final_obs", "final_info", "_final_obs", "_final_info"
 """Keys of the infos about the last step of an episode, from a vector env that resets sub-envs within that step."""
 
@@ -380,16 +380,20 @@ class EnvGroup:
         absent: list[tuple[Any] | None] = [None] * self.facts.num_envs
         # Checked first, because reading an absent attribute ends the workers of an `AsyncVectorEnv`.
         if self._is_of_envs and not all(self.env.unwrapped.call("has_wrapper_attr", name)):
+            # `has_wrapper_attr` also takes a property that fails for absent. An `AsyncVectorEnv` has no `envs` to ask.
+            for env in getattr(self.env.unwrapped, "envs", ()):
+                for layer in env_adapter.layers(env):
+                    look_up(layer, name)
             return absent
         try:
             values = self._each(name, self._method("get_attr", "attributes of its envs cannot be read")(name))
-        except AbsentAttributeError:
-            raise
-        except AttributeError:
+        except AttributeError as error:
+            if isinstance(error, AbsentAttributeError) or error.name not in (None, name):
+                raise
             return absent
         for inner in rest:
-            values = [getattr(value, inner, _ABSENT) for value in values]
-        return [None if value is _ABSENT else (value,) for value in values]
+            values = [ABSENT if value is ABSENT else look_up(value, inner) for value in values]
+        return [None if value is ABSENT else (value,) for value in values]
 
     def set(self, share: Share, values: Sequence[Any], key: str) -> dict[int, bool]:
         """Set an attribute of all sub-envs with the vector env's ``set_attr``; each sub-env gets its own value."""

@@ -19,6 +19,7 @@ import cloudpickle
 import numpy as np
 from gymnasium.utils import EzPickle
 
+from parallelenv.contract.attributes import look_up
 from parallelenv.contract.copying import Pickler, Unpickler, loads
 from parallelenv.contract.env_specs import is_vector_env
 from parallelenv.contract.interrupts import DeferSigint
@@ -52,7 +53,7 @@ def _load_state(pickled: bytes, env: Env) -> Any:
 def save_env(env: Env, generators: Any, seed: int | None) -> bytes | None:
     """Return the state of an env, ``generators`` and ``seed`` as one pickle, or ``None`` if the env cannot be saved."""
     *wrappers, base = layers(env)
-    if callable(getattr(base, "get_state", None)) and callable(getattr(base, "set_state", None)):
+    if callable(look_up(base, "get_state")) and callable(look_up(base, "set_state")):
         of_wrappers = []  # for each wrapper, those attributes that can be pickled
         for wrapper in wrappers:
             attributes = {}

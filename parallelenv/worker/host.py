@@ -14,6 +14,7 @@ private batch, so that its envs no longer write to the caller's batch.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -24,6 +25,7 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from parallelenv.contract.attributes import look_up
 from parallelenv.contract.batch import Batch, Index, InfoForms, Layout, items_at
 from parallelenv.contract.copying import Broadcast, deep_copy, deep_copy_but_graph
 from parallelenv.contract.env_specs import is_env, is_vector_env
@@ -660,10 +662,10 @@ class Host:
         self._remark(env_id)
         prefix = "" if group is None else "single_"
         return EnvFacts(
-            None if has_spaces else self._shared_space(getattr(env, prefix + "observation_space", None)),
-            None if has_spaces else self._shared_space(getattr(env, prefix + "action_space", None)),
-            dict(getattr(env, "metadata", None) or {}),
-            "rgb_array" if env_adapter.draws_by_mode(env) else getattr(env, "render_mode", None),
+            None if has_spaces else self._shared_space(look_up(env, prefix + "observation_space", None)),
+            None if has_spaces else self._shared_space(look_up(env, prefix + "action_space", None)),
+            dict(look_up(env, "metadata", None) or {}),
+            "rgb_array" if env_adapter.draws_by_mode(env) else look_up(env, "render_mode", None),
             this_process(),
             id(env),
             is_env(env),
@@ -719,8 +721,11 @@ class Host:
             return env_adapter.get_existing(env, key)
         if lookup.how == "hint":
             return env_adapter.near_name(env, key)
-        found = env_adapter.get_attribute(env, key)
-        return found is not None if lookup.how == "exists" else found
+        if lookup.how == "exists":
+            with contextlib.suppress(AttributeError):  # as `hasattr` and Stable-Baselines3's `has_attr`
+                return env_adapter.get_attribute(env, key) is not None
+            return False
+        return env_adapter.get_attribute(env, key)
 
     def set(self, env_id: int, value: Any, key: str) -> bool | None:
         """Set an attribute to a copy of the value; return ``True`` if the attribute is new, otherwise ``None``."""
