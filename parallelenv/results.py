@@ -42,6 +42,8 @@ class StepResult(tuple[State, Any, Any, Any]):
         terminated: ``(k,)`` bool.
         truncated: ``(k,)`` bool.
         env_ids: ``(k,)`` int64: the env id of each row.
+        restarted: ``(k,)`` bool: True for envs that failed in this step and were restarted (``on_failure="restart"``).
+            The reward in such a row is not from the env.
     """
 
     _flags: Array
@@ -56,10 +58,13 @@ class StepResult(tuple[State, Any, Any, Any]):
         terminated: Array,
         truncated: Array,
         env_ids: Array,
+        restarted: Array | None = None,
     ) -> StepResult:
-        """Return a tuple of the first four arguments, with the other three as attributes."""
+        """Return a tuple of the first four arguments, with the others as attributes."""
         self = tuple.__new__(cls, (states, rewards, dones, infos))
         vars(self).update(terminated=terminated, truncated=truncated, env_ids=env_ids)
+        if restarted is not None:
+            self.restarted = restarted
         return self
 
     @classmethod
@@ -89,6 +94,11 @@ class StepResult(tuple[State, Any, Any, Any]):
         """``(k,)`` int64: the env id of each row."""
         return self._env_ids.copy()
 
+    @cached_property
+    def restarted(self) -> Array:
+        """``(k,)`` bool: True for envs that failed in this step and were restarted."""
+        return np.zeros(len(self.env_ids), dtype=bool)
+
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the four items.
 
@@ -115,7 +125,7 @@ class StepResult(tuple[State, Any, Any, Any]):
         return tuple.__iter__(self)
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        return (*self, self.terminated, self.truncated, self.env_ids)
+        return (*self, self.terminated, self.truncated, self.env_ids, self.restarted)
 
     states: State = property(itemgetter(0))
     rewards: Any = property(itemgetter(1))
@@ -130,13 +140,23 @@ class StepBatch(list[tuple[State, Any, Any, Any]]):
         terminated: ``(k,)`` bool.
         truncated: ``(k,)`` bool.
         env_ids: ``(k,)`` int64.
+        restarted: ``(k,)`` bool. See `StepResult`.
     """
 
-    def __init__(self, items: Sequence[Any], *, terminated: Array, truncated: Array, env_ids: Array) -> None:
+    def __init__(
+        self,
+        items: Sequence[Any],
+        *,
+        terminated: Array,
+        truncated: Array,
+        env_ids: Array,
+        restarted: Array | None = None,
+    ) -> None:
         super().__init__(items)
         self.terminated = terminated
         self.truncated = truncated
         self.env_ids = env_ids
+        self.restarted: Array = np.zeros(len(env_ids), dtype=bool) if restarted is None else restarted
 
 
 def refuse_pair(num_states: int | None) -> None:
