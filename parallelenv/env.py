@@ -213,6 +213,12 @@ class ParallelEnv:
         self._live.add(self)
         if not keep:
             cell_reruns.register(self)
+        if chosen is not None:
+            try:
+                chosen.warn_of_problem()
+            except Warning:  # warnings are errors
+                self.close()
+                raise
 
     @property
     def engine(self) -> Engine:
