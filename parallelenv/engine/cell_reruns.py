@@ -40,7 +40,7 @@ def close_earlier() -> None:
     run = current_run()
     if run is None or not run.cell:
         return
-    made = [(earlier, one()) for earlier, one in _made]
+    made: list[tuple[CellRun, Any]] = [(earlier, one()) for earlier, one in _made]
     old = [env for (cell, message), env in made if cell == run.cell and message != run.message and _is_open(env)]
     for env in old:
         env.close()
