@@ -1,7 +1,7 @@
 """The commands ``parallelenv compare``, ``recommend`` and ``doctor``, which ``python -m parallelenv`` runs as well.
 
-Exit codes: 0 for success; 1 if a mode failed, or its results differ from those of mode ``"dummy"``; 2 if the command
-was invalid; 130 if the command was interrupted.
+Exit codes: 0 for success; 1 if an env or a mode failed, or a mode's results differ from those of mode ``"dummy"``; 2 if
+the command was invalid; 130 if the command was interrupted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import gymnasium
 
 from parallelenv import __version__
 from parallelenv.autotune import compare, doctor
-from parallelenv.autotune.recommend import ROUNDS, recommend
+from parallelenv.autotune.recommend import ROUNDS, choose
 from parallelenv.contract.cpu_cores import usable_cores
+from parallelenv.contract.env_specs import make_factories
 from parallelenv.contract.error_text import did_you_mean
 from parallelenv.contract.failures import one_line
 from parallelenv.errors import ArgumentError, InvalidEnvError, ParallelEnvError
@@ -35,11 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "compare":
             return _compare(arguments)
         if arguments.command == "recommend":
-            for name in arguments.envs:
-                found = recommend([name] * arguments.num_envs, num_cpus=arguments.num_cpus)
-                print(f"{name}: {found}", flush=True)
-        else:
-            print(json.dumps(doctor.facts(), indent=2) if arguments.json else doctor.describe())
+            return _recommend(arguments)
+        print(json.dumps(doctor.facts(), indent=2) if arguments.json else doctor.describe())
         return 0
     except ParallelEnvError as error:
         print(f"parallelenv: {one_line(error)}", file=sys.stderr)
@@ -96,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
             "recommend",
             "try your envs briefly and recommend a mode",
             "Step the envs briefly with random actions in each mode that could be the fastest, and print one line with "
-            'the fastest mode and the reason. para_mode="auto" uses the same trial.',
+            'the fastest mode and the reason. para_mode="auto" uses the same trial. Exit code 1 if an env fails in the '
+            "plain loop.",
         ),
         (
             "doctor",
@@ -110,6 +109,18 @@ def _parser() -> argparse.ArgumentParser:
             if name in users:
                 command.add_argument(flag, **look)
     return parser
+
+
+def _recommend(arguments: argparse.Namespace) -> int:
+    code = 0
+    for name in arguments.envs:
+        found = choose(make_factories([name] * arguments.num_envs), arguments.num_cpus)
+        if found.step_cost is None:  # the mode is a guess
+            print(f"parallelenv: {name}: {found.problem}", file=sys.stderr)
+            code = 1
+        else:
+            print(f"{name}: {found}", flush=True)
+    return code
 
 
 def _compare(arguments: argparse.Namespace) -> int:

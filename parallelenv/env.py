@@ -130,7 +130,7 @@ class ParallelEnv:
             declare them. The envs' own spaces are then not read. A state whose shape or dtype does not fit its space
             raises `EnvContractError`; such an action raises `ActionError`.
         keep: When a notebook cell that makes a `ParallelEnv` is run again, every `ParallelEnv` that its earlier runs
-            left open is closed. ``True`` exempts this object.
+            left open is closed, if the front end sends the ids of cells. ``True`` exempts this object.
         seed: Seed of the first episodes, as if set with the method `seed`. While an env is built,
             ``get_worker_info().seed`` is this seed plus the env id.
         shared: A dict of arrays. The arrays are copied once, to a place where all workers can read them. Envs read the
@@ -213,6 +213,12 @@ class ParallelEnv:
         self._live.add(self)
         if not keep:
             cell_reruns.register(self)
+        if chosen is not None:
+            try:
+                chosen.warn_of_problem()
+            except Warning:  # warnings are errors
+                self.close()
+                raise
 
     @property
     def engine(self) -> Engine:

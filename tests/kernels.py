@@ -93,7 +93,10 @@ class Notebook:
         self._mark = mark
 
     def send(self, code: str, cell_id: str | None = None, **expressions: str) -> str:
-        """Send a cell, as JupyterLab does, and return its request. Without an id it is a cell of its own."""
+        """Send a cell, as JupyterLab does, and return its request. Without an id it is a cell of its own.
+
+        If the id is empty, none is sent, as by front ends that have no such ids.
+        """
         content = {
             "code": code,
             "silent": False,
@@ -102,7 +105,7 @@ class Notebook:
             "allow_stdin": False,
             "stop_on_error": False,  # else a cell that is sent right after an error may be dropped
         }
-        metadata = {"cellId": cell_id or uuid.uuid4().hex}
+        metadata = {} if cell_id == "" else {"cellId": cell_id or uuid.uuid4().hex}
         message = self._client.session.msg("execute_request", content, metadata=metadata)
         self._client.shell_channel.send(message)
         return str(message["header"]["msg_id"])

@@ -178,6 +178,17 @@ def test_compare_continues_after_an_env_that_fails_in_a_plain_loop(call: Call) -
     assert re.match(message, ended.err)
 
 
+def test_recommend_continues_after_an_env_that_cannot_be_tried(call: Call) -> None:
+    ended = call("recommend test-broken-v0 CartPole-v1 test-unmade-v0 --num-envs 2")
+    assert ended.code == 1
+    assert [line.partition(":")[0] for line in ended.out.splitlines()] == ["CartPole-v1"]
+    assert re.fullmatch(
+        r"parallelenv: test-broken-v0: No env could be tried: ZeroDivisionError: it broke.*\n"
+        r"parallelenv: test-unmade-v0: No env could be tried: RuntimeError: no simulator at this address.*\n",
+        ended.err,
+    )
+
+
 @pytest.mark.usefixtures("drawing")
 def test_compare_draws_nothing_if_every_env_fails(call: Call, tmp_path: Path) -> None:
     assert call(f"compare test-broken-v0 --modes {OTHER} --plot {tmp_path / 'out.png'} {QUICK}").code == 1
@@ -235,7 +246,7 @@ def test_modes_are_compared_once_and_after_the_oracle(call: Call, monkeypatch: p
 
 
 def test_interrupt_exits_without_traceback(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "recommend", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(cli, "choose", Mock(side_effect=KeyboardInterrupt))
     assert call("recommend CartPole-v1") == (130, "", "parallelenv: interrupted\n")
 
 
@@ -277,7 +288,7 @@ def test_mode_and_oracle_are_timed_alternately_and_compared_per_round() -> None:
 
 
 def test_compare_uses_the_number_of_workers_that_recommend_chooses(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "recommend", lambda envs, num_cpus: Recommendation(THREADS, 3))
+    monkeypatch.setattr(compare, "choose", lambda factories, num_cpus: Recommendation(THREADS, 3))
     output = call(f"compare CartPole-v1 --num-cpus 2 --modes {THREADS} subproc+caller_steps {QUICK}").out
     assert [row_of(output, mode)[1] for mode in (ORACLE, THREADS, "subproc+caller_steps")] == ["1", "3", "3"]
     (found,) = json.loads(call(f"compare CartPole-v1 --modes {ORACLE} --json {QUICK}").out)

@@ -187,6 +187,28 @@ def test_rerun_cell_keeps_envs_of_other_cells_and_with_keep_true(notebook: Noteb
     assert notebook.evaluate("[one.closed for one in (other, kept, env)]") == [False, False, False]
 
 
+@pytest.mark.parametrize("cell_ids", [("", ""), ("c4", "c5"), ("", "c6")])
+def test_cells_with_the_same_text_are_different_cells(notebook: Notebook, cell_ids: tuple[str, str]) -> None:
+    notebook.run("made = []")
+    for cell_id in cell_ids:
+        request = notebook.send("made.append(ParallelEnv([Lamp]))", cell_id)
+        notebook.finish(request)
+        assert not notebook.printed[request]
+    assert notebook.evaluate("[one.closed for one in made]") == [False, False]
+    notebook.run("for one in made: one.close()")
+
+
+def test_closed_and_collected_envs_of_cells_are_forgotten(notebook: Notebook) -> None:
+    notebook.run("import gc, parallelenv.engine.cell_reruns as reruns")
+    for _ in range(3):
+        notebook.run("one = ParallelEnv([Lamp]); one.close()")
+        notebook.run("ParallelEnv([Lamp]); gc.collect()")
+    kept = notebook.send("kept = ParallelEnv([Lamp])", "c7")
+    notebook.finish(kept)
+    assert notebook.evaluate("len(reruns._made)") == 1
+    notebook.run("kept.close()")
+
+
 # ---------------------------------------------------------------- restarted kernels, and output
 
 

@@ -122,7 +122,9 @@ def test_exception_truncates_the_episode_and_starts_the_next(make: MakeEnv, tmp_
     env = make(asynchronous=done_policy, on_failure="restart")
     env.step(actions())
     result = env.step(actions(e1=RAISE))
-    assert result.truncated.tolist() == result.dones.tolist() == [False, True, False, False]
+    assert (
+        result.truncated.tolist() == result.dones.tolist() == result.restarted.tolist() == [False, True, False, False]
+    )
     assert result.terminated.tolist() == [False] * NUM_ENVS
     assert result.states[1][0] == 1
     assert steps(result.states) == [2, 0, 2, 2]
@@ -140,6 +142,7 @@ def test_exception_truncates_the_episode_and_starts_the_next(make: MakeEnv, tmp_
     expected = {None: [None] * 4, "idle": [3, None, 3, 3]}.get(done_policy, [3, 1, 3, 3])
     assert steps(after.states) == expected
     assert after.dones.tolist() == [count is None for count in expected]
+    assert not after.restarted.any()
     assert not any("failure" in info for info in (*result.infos[[0, 2, 3]], *after.infos))
 
 

@@ -12,6 +12,7 @@ import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Dict, Tuple
 from modes import here_and_in_processes
+from wrappers.envs import Reporting
 
 from parallelenv import CLOSE, RESET, TERMINATED, ParallelEnv, get_worker_info
 from parallelenv.errors import NothingInFlightError, WorkerTimeoutError
@@ -229,6 +230,26 @@ def test_done_policy_restart_copies_last_states_of_any_type(make_env: MakeEnv) -
 
 
 # ---------------------------------------------------------------- requests in flight, pauses
+
+
+@pytest.mark.parametrize("done_policy", DONE_POLICIES)
+def test_infos_with_the_librarys_own_keys_equal_those_of_the_oracle(done_policy: Any, make_env: MakeEnv) -> None:
+    def play(env: ParallelEnv) -> list[Any]:
+        found = [env.reset(), env.reset_infos]
+        for step in range(24):
+            if env.all_done() and done_policy != "restart":
+                found += [env.reset(), env.reset_infos]
+            found.append(items(env.step([step % 5 == 0, step > 12])))  # at first, infos that fit columns
+        return found
+
+    with ParallelEnv([Reporting] * 2, asynchronous=done_policy) as oracle:
+        expected = play(oracle)
+    assert_same(expected, play(make_env([Reporting] * 2, asynchronous=done_policy, num_cpus=2)))
+    ends = [
+        pair for step in expected if isinstance(step, dict) for pair in zip(step["dones"], step["infos"], strict=True)
+    ]
+    assert len(ends) == 48
+    assert all(not info or info["reset"] == (done if done_policy == "restart" else 7) for done, info in ends)
 
 
 def test_calls_without_id_skip_paused_envs(make_env: MakeEnv) -> None:

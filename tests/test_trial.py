@@ -159,7 +159,8 @@ def test_trial_of_an_instance_does_not_warn_of_lost_state() -> None:
 def test_uncopyable_instance_is_not_tried() -> None:
     env: Any = Witness()
     env.lock = threading.Lock()
-    found = recommend([env])
+    with pytest.warns(UserWarning, match="cannot pickle '_thread.lock' object"):
+        found = recommend([env])
     assert env.notes == ["made"]
     assert (found.mode, found.step_cost) == (ORACLE, None)
     assert "Instances are not stepped in a trial" in found.reason
@@ -194,7 +195,11 @@ class Finite(Witness):
 )
 def test_env_that_cannot_be_tried_gets_dummy_mode(envs: list[Any], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recommending, "_PATIENCE", 0.5)
-    found = recommend(envs)
+    with pytest.warns(
+        UserWarning, match=r"'dummy' may not be the fastest.* No env could be tried: .*Give para_mode"
+    ) as told:
+        found = recommend(envs)
+    assert why in str(told[0].message)
     assert (found.mode, found.step_cost, found.releases_gil) == (ORACLE, None, None)
     assert "No env could be tried: " in found.reason
     assert why in found.reason
@@ -202,8 +207,67 @@ def test_env_that_cannot_be_tried_gets_dummy_mode(envs: list[Any], why: str, mon
 
 def test_env_that_fails_in_the_trial_is_closed() -> None:
     notes: list[str] = []
-    recommend([partial(Acting, break_down, notes)] * 3)
+    with pytest.warns(UserWarning, match="it broke"):
+        recommend([partial(Acting, break_down, notes)] * 3)
     assert notes.count("close") == notes.count("made") == 2
+
+
+def test_auto_mode_warns_if_no_env_could_be_tried() -> None:
+    notes: list[str] = []
+    envs = [partial(Acting, break_down, notes)] * 2
+    text = r"No env could be tried: ValueError: it broke\. .*Give para_mode"
+    with pytest.warns(UserWarning, match=text), ParallelEnv(envs, "auto") as env:
+        assert env.para_mode == ORACLE
+    with pytest.raises(UserWarning, match=text):  # if warnings are errors
+        ParallelEnv(envs, "auto")
+    assert notes.count("close") == notes.count("made")
+
+
+class Masked(Witness):
+    """Has a method that returns the mask of the next action."""
+
+    action_space = gymnasium.spaces.Discrete(50)
+    wrong = 0  # steps with an action that the mask does not allow
+
+    def action_masks(self) -> Any:
+        return np.arange(50) == self.count % 50
+
+    def step(self, action: Any) -> Any:
+        if action != self.count % 50:
+            raise ValueError("not allowed")
+        return super().step(0)
+
+
+class MaskedByInfo(Masked):
+    action_masks = None  # type: ignore[assignment]
+
+    def reset(self, **kwargs: Any) -> Any:
+        return super().reset(**kwargs)[0], {"action_mask": Masked.action_masks(self)}
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {"action_mask": Masked.action_masks(self)}
+
+
+class MaskedParts(Masked):
+    action_space = gymnasium.spaces.MultiDiscrete([50, 2])  # type: ignore[assignment]
+
+    def action_masks(self) -> Any:
+        return super().action_masks().astype(np.int8), np.array([1, 0], np.int8)
+
+    def step(self, action: Any) -> Any:
+        if action[1]:
+            raise ValueError("not allowed")
+        return super().step(action[0])
+
+
+@pytest.mark.parametrize("kind", [Masked, MaskedByInfo, MaskedParts])
+def test_envs_with_masks_are_tried_with_allowed_actions(kind: Any, try_all: None) -> None:
+    state = kind.action_space.np_random.bit_generator.state
+    for envs in ([kind] * 4, [kind()]):
+        found = recommend(envs)
+        assert found.step_cost is not None
+        assert not found.problem
+    assert kind.action_space.np_random.bit_generator.state == state
 
 
 def test_auto_mode_raises_the_error_of_an_env_fn() -> None:
@@ -258,7 +322,10 @@ def work_only_in(pid: int, thread: int) -> None:
 
 
 def test_mode_that_fails_is_not_chosen(try_all: None) -> None:
-    found = recommend([partial(Acting, partial(work_only_in, os.getpid(), threading.get_ident()))] * 4)
+    with pytest.warns(
+        UserWarning, match=r"Threads cannot be used: .* Other processes cannot be used: .*Give para_mode"
+    ):
+        found = recommend([partial(Acting, partial(work_only_in, os.getpid(), threading.get_ident()))] * 4)
     assert found.mode == ORACLE
     for what in ("Threads", "Other processes"):
         text = f"{what} cannot be used: a trial of them failed (OSError: the licence server refused)."

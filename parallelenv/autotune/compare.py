@@ -14,7 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from parallelenv.autotune.recommend import CLOSE_ENOUGH, ROUNDS, TimedEnv, random_actions, recommend
+from parallelenv.autotune.recommend import CLOSE_ENOUGH, ROUNDS, TimedEnv, choose, random_actions
+from parallelenv.contract.env_specs import make_factories
 from parallelenv.contract.error_text import format_table, number
 from parallelenv.contract.failures import one_line
 from parallelenv.env import ParallelEnv
@@ -170,7 +171,7 @@ def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Compariso
         except Exception as error:
             raise InvalidEnvError(f"The env {name!r} fails in a plain loop: {one_line(error)}") from error
         progress.update()
-        chosen = recommend([name] * settings.num_envs, num_cpus=settings.num_cpus)
+        chosen = choose(make_factories([name] * settings.num_envs), settings.num_cpus)  # the table shows what failed
         for word in settings.modes[1:]:
             progress.set_description_str(f"{name}: {word}")
             is_choosable = word in _CHOOSABLE and chosen.mode != ORACLE

@@ -27,20 +27,21 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.spaces import Space, Tuple
+from gymnasium.spaces import Discrete, Space, Tuple
 
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
-from parallelenv.contract.copying import loads
+from parallelenv.contract.copying import deep_copy, loads
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, is_vector_env, make_factories, pack_factories
 from parallelenv.contract.error_text import count, duration, number
 from parallelenv.contract.failures import one_line
 from parallelenv.contract.spaces import Action, Env, Info, Spaces, State
+from parallelenv.contract.tracebacks import warn_user
 from parallelenv.contract.worker_info import get_worker_info
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import EnvContractError, ExhaustedError, InvalidEnvError, UnpicklableError
-from parallelenv.worker.env_adapter import Resettable, adapt
+from parallelenv.worker.env_adapter import Resettable, adapt, get_attribute
 from parallelenv.worker.env_state import global_states, set_global_states
 
 CLOSE_ENOUGH = 1.05
@@ -94,6 +95,7 @@ class Recommendation:
         reason: The reason, in one line.
         step_cost: Seconds per step of one env in ``"dummy"``; ``None`` if no env could be tried.
         releases_gil: Whether threads stepped the envs clearly faster than a loop; ``None`` if threads were not tried.
+        problem: What kept all modes, or a mode that might be faster, from being tried; empty if nothing did.
     """
 
     mode: str
@@ -102,6 +104,7 @@ class Recommendation:
     reason: str = ""
     step_cost: float | None = None
     releases_gil: bool | None = None
+    problem: str = ""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -117,6 +120,14 @@ class Recommendation:
         written = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         return f"{written}: {self.reason}"
 
+    def warn_of_problem(self) -> None:
+        """Issue a warning if all modes, or a mode that might be faster, could not be tried."""
+        if self.problem:
+            warn_user(
+                f"Not every mode could be tried, so {self.mode!r} may not be the fastest one. {self.problem} Give "
+                "para_mode to choose a mode yourself."
+            )
+
 
 def recommend(
     envs: Sequence[object], *, num_cpus: int | None = None, spaces: Spaces | None = None, caller_busy: bool = False
@@ -124,6 +135,8 @@ def recommend(
     """Try the modes on envs for a moment and return the fastest one, or a simpler one that is about as fast.
 
     Each mode that could be faster than the best one so far steps envs with random actions for a few tenths of a second.
+    If random actions make an env fail, only actions are used that the env's mask allows: ``action_masks()`` or
+    ``info["action_mask"]``. If that is not possible either, no mode can be tried, which a warning says.
     Each worker has one real env, which all env ids of the worker share. If the list has different env fns, each worker
     has one real env for each env fn that it runs, but at most three. The real envs are closed afterwards. Live
     instances are copied, and the copies are tried in separate processes; the instances are not touched. If a step takes
@@ -141,14 +154,16 @@ def recommend(
 
     Returns:
         Mode, number of workers and options, with the reason. The mode is ``"dummy"`` if no env can be tried. It is
-        never a Ray mode.
+        never a Ray mode. If a mode could not be tried, a warning says why.
 
     Raises:
         ArgumentError: If ``num_cpus``, ``spaces`` or ``caller_busy`` has an invalid value.
         InvalidEnvError: If an item of ``envs`` is not an env, or if the same env object appears twice.
     """
     num_cpus = arguments.check_counts(num_cpus, 0)
-    return choose(make_factories(envs), num_cpus, arguments.check_spaces(spaces), caller_busy=caller_busy)
+    found = choose(make_factories(envs), num_cpus, arguments.check_spaces(spaces), caller_busy=caller_busy)
+    found.warn_of_problem()
+    return found
 
 
 def choose(
@@ -190,7 +205,8 @@ def choose(
             copies = "Workers get copies of the instances." if found.mode == "subproc" else "Copies of them were tried."
             return replace(found, reason=f"{found.reason} {copies}") if has_instances else found
     # This mode is correct for every env. With n cores, it is at most n times slower than the fastest mode.
-    return Recommendation("dummy", 1, reason=f"{why}. Without figures, the plain loop is the safe choice.")
+    reason = f"{why}. Without figures, the plain loop is the safe choice."
+    return Recommendation("dummy", 1, reason=reason, problem=f"{why}.")
 
 
 @dataclass(slots=True)
@@ -220,6 +236,7 @@ class Trial:
     env_options: dict[str, Any]  # the arguments `spaces`, `seed`, `shared` and `seed_globals` of `ParallelEnv`
     find_obstacle: Callable[[], str]  # returns the reason why envs cannot run in other processes
     are_copies: bool = False  # whether all factories make copies, so that no env of the user can be stepped
+    takes_masks: bool = False  # whether only those actions are used that the envs' masks allow
 
     def run(self) -> Recommendation:
         """Try the modes, in another process if necessary.
@@ -242,9 +259,18 @@ class Trial:
         self._name = os.urandom(8).hex()
         self._failed: dict[str, str] = {}  # the reason why a mode cannot be used, by mode
         if self.env_options["seed_globals"]:
-            self._failed["thread"] = "they share the generators of which seed_globals=True gives each env its own state"
+            self._failed["thread"] = _SHARED_GENERATORS
         with _without_side_effects(), contextlib.ExitStack() as self._stack:
-            if not self._try_dummy():
+            try:
+                may_be_tried = self._try_dummy()
+            except Exception:
+                shared = [one for (trial, *_), one in _SHARED.items() if trial == self._name]
+                if not any(one.mask() is not None for one in shared):
+                    raise
+                self._stack.close()
+                self.takes_masks = True
+                may_be_tried = self._try_dummy()
+            if not may_be_tried:
                 return self._try_copies()
             for mode, options in ("thread", {}), ("subproc", {}), ("subproc", {"caller_steps": True}):
                 for workers in self._counts(mode, options):
@@ -255,7 +281,12 @@ class Trial:
                         break
         best, threads = self._best, [one.speedup for one in self._tried if one.mode == "thread"]
         releases_gil = max(threads) > 4 / 3 if threads else None
-        return Recommendation(best.mode, best.workers, best.options, self._describe(), self._step, releases_gil)
+        problem = " ".join(
+            _cannot_be_used(mode, why) for mode, why in self._failed.items() if why != _SHARED_GENERATORS
+        )
+        return Recommendation(
+            best.mode, best.workers, best.options, self._describe(), self._step, releases_gil, problem
+        )
 
     def _try_copies(self) -> Recommendation:
         with _without_side_effects():
@@ -313,7 +344,7 @@ class Trial:
                 break
             kind.prepare()
             now = time.perf_counter()
-            env_fn = functools.partial(StandIn, self._name, kind, must_be_new=not self.are_copies)
+            env_fn = functools.partial(StandIn, self._name, kind, self.takes_masks, must_be_new=not self.are_copies)
             try:
                 env = self._make(Candidate("dummy", 1, {}), [env_fn])
             except InvalidEnvError as error:
@@ -349,12 +380,12 @@ class Trial:
 
     def _may_win(self, candidate: Candidate) -> bool:
         """Return whether a candidate could be clearly faster than the best so far, and can be measured or estimated."""
-        if candidate.mode == "subproc" and (obstacle := self.find_obstacle()):
-            self._failed.setdefault("subproc", obstacle)
         # Threads are sure to help if envs wait, or if they have helped before; the gain of caller_steps is never sure.
         surely_helps = candidate.mode == "subproc" or self._waits or self._best.mode == "thread"
         can_be_judged = (surely_helps and not candidate.options) or not self._takes_long(candidate)
         is_worth_it = self._most_speedup(candidate) > CLOSE_ENOUGH * self._best.speedup
+        if is_worth_it and can_be_judged and candidate.mode == "subproc" and (obstacle := self.find_obstacle()):
+            self._failed.setdefault("subproc", obstacle)
         return is_worth_it and can_be_judged and candidate.mode not in self._failed
 
     def _most_speedup(self, candidate: Candidate) -> float:
@@ -396,7 +427,7 @@ class Trial:
         share = -(-min(num_envs, max(_MOST_STAND_INS, workers)) // workers)
         size = min(num_envs, min(share, max(1, int(_SLICE / self._step))) * workers)
         scale = -(-num_envs // workers) / -(-size // workers)
-        env_fns = {one.env_id: functools.partial(StandIn, self._name, one) for one in self.factories}
+        env_fns = {one.env_id: functools.partial(StandIn, self._name, one, self.takes_masks) for one in self.factories}
         env = self._make(candidate, [env_fns[self.factories[i * num_envs // size].env_id] for i in range(size)])
         env.reset(seed=0)
         turn = _WAITING_SLICE if self._waits else _SLICE
@@ -428,11 +459,17 @@ class Trial:
             parts.append(f"{rate} are estimated for {mode}, which was not tried because these envs are slow.")
         elif len(rates) == 1:
             parts.append("No other possible mode can be clearly faster.")
-        for mode, why in self._failed.items():
-            parts.append(f"{'Threads' if mode == 'thread' else 'Other processes'} cannot be used: {why}.")
+        parts += [_cannot_be_used(mode, why) for mode, why in self._failed.items()]
         if best.options:
             parts.append("The caller steps some of the envs itself; those envs are not isolated from the caller.")
         return " ".join(parts)
+
+
+_SHARED_GENERATORS = "they share the generators of which seed_globals=True gives each env its own state"
+
+
+def _cannot_be_used(mode: str, why: str) -> str:
+    return f"{'Threads' if mode == 'thread' else 'Other processes'} cannot be used: {why}."
 
 
 def _copy(packed: bytes, is_live: bool) -> Env:
@@ -581,6 +618,24 @@ class _SharedEnv:
     env: Resettable
     first: tuple[State, Info] | None = None  # state and info, once the env has been reset
     num_users: int = 0  # open stand-ins
+    info: Info = field(default_factory=dict)  # of the latest reset or, with masks, of the latest step
+    choices: Any = None  # a copy of the action space: the env's own generator must not be advanced
+
+    def mask(self) -> Any:
+        """Return which actions the env allows now; ``None`` if it does not say."""
+        (method,) = get_attribute(self.env.env, "action_masks") or (None,)
+        return method() if callable(method) else self.info.get("action_mask")
+
+    def step(self, _: Action) -> Any:
+        """Step the env with a random action that its mask allows."""
+        if self.choices is None:
+            self.choices = deep_copy(self.env.env.action_space)
+            self.choices.seed(0)
+        mask = self.mask()
+        allowed = np.asarray(mask, np.int8) if isinstance(self.choices, Discrete) and mask is not None else mask
+        result = self.env.step(self.choices.sample(allowed))
+        self.info = result[-1]
+        return result
 
 
 _SHARED: dict[tuple[str, int, int], _SharedEnv] = {}
@@ -592,11 +647,12 @@ class StandIn(gymnasium.Env[State, Action]):
 
     With stand-ins, the pool of a trial makes as many calls and exchanges as many messages as the real pool, but does
     not need the memory for all envs or the time to build them. The first stand-in builds the real env. With
+    ``takes_masks``, a step does not take the given action, but a random one that the env's mask allows. With
     ``must_be_new``, it raises `InvalidEnvError` if the env fn returns an env that already existed, because the user may
     be using that env.
     """
 
-    def __init__(self, trial: str, factory: EnvFactory, must_be_new: bool = False) -> None:
+    def __init__(self, trial: str, factory: EnvFactory, takes_masks: bool = False, must_be_new: bool = False) -> None:
         self._key = trial, factory.env_id, threading.get_ident()
         shared = _SHARED.get(self._key)
         if shared is None:
@@ -621,7 +677,8 @@ class StandIn(gymnasium.Env[State, Action]):
             shared = _SharedEnv(adapt(env))
         self._shared = shared
         self._has_begun = False
-        self.step: Any = self._shared.env.step  # the method itself: one more call would take 2 % of a CartPole step
+        # The method itself: one more call would take 2 % of a CartPole step.
+        self.step: Any = self._shared.step if takes_masks else self._shared.env.step
         _SHARED[self._key] = self._shared
         self._shared.num_users += 1
 
@@ -648,12 +705,14 @@ class StandIn(gymnasium.Env[State, Action]):
             EnvContractError: If the env has no further episode.
         """
         try:
-            if self._has_begun:
-                return self._shared.env.reset(seed, options)
+            shared = self._shared
+            if self._has_begun or shared.first is None:
+                result = shared.env.reset(seed, options)
+                shared.first, shared.info = shared.first or result, result[1]
+            else:
+                result = shared.first
             self._has_begun = True
-            if self._shared.first is None:
-                self._shared.first = self._shared.env.reset(seed, options)
-            return self._shared.first
+            return result
         except ExhaustedError as error:
             raise EnvContractError(f"it has too few episodes for a trial ({error})") from error
 

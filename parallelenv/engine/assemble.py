@@ -88,18 +88,21 @@ class Assembler:
         if others:
             plain = zip(stepped, rewards.tolist(), strict=True)
             rewards = object_array([others.get(env_id, reward) for env_id, reward in plain])
+        flags: dict[str, Array] = {"terminated": terminated, "truncated": truncated}
+        if outcome.restarted:
+            flags["restarted"] = np.array([env_id in outcome.restarted for env_id in outcome.env_ids], dtype=bool)
         states: State
         if align != "batch" and len(stepped) == len(outcome.env_ids):
             states = gather_states(batch, stepped, rows, extras, self._copy)
-            return StepResult(states, rewards, dones, infos, terminated, truncated, batch.env_ids[rows].copy())
+            return StepResult(states, rewards, dones, infos, env_ids=batch.env_ids[rows].copy(), **flags)
         env_ids = np.array(outcome.env_ids, dtype=np.int64)
         states = _completed(outcome, list_states(batch, stepped, extras))
         completed = _completed(outcome, rewards.tolist())
         if align == "batch":
             items = list(zip(states, completed, dones.tolist(), infos.tolist(), strict=True))
-            return StepBatch(items, terminated=terminated, truncated=truncated, env_ids=env_ids)
+            return StepBatch(items, env_ids=env_ids, **flags)
         states, rewards = object_array(states), object_array(completed)
-        return StepResult(states, rewards, dones, infos, terminated, truncated, env_ids)
+        return StepResult(states, rewards, dones, infos, env_ids=env_ids, **flags)
 
     def record(self, batch: Batch, outcome: Outcome, *, gathers: bool = False) -> tuple[Index, Flags, Any]:
         """Record a step in the `EnvTable`; return the rows of the stepped envs, and the flags and infos of the result.

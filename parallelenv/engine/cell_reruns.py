@@ -18,11 +18,11 @@ from parallelenv.progress import kernel_of_notebook
 class CellRun(NamedTuple):
     """One run of a notebook cell."""
 
-    cell: str  #: The cell's id if the front end gives one, or else the cell's source.
+    cell: str  #: The cell's id; empty if the front end gives none. Different cells may have the same source.
     message: str  #: Id of the front end's request to run the cell.
 
 
-_made: dict[str, list[tuple[str, weakref.ref[Any]]]] = {}  # by cell: the run's message id, and the object
+_made: list[tuple[CellRun, weakref.ref[Any]]] = []  # open objects, with the run of a cell that made each
 
 
 def current_run() -> CellRun | None:
@@ -32,20 +32,19 @@ def current_run() -> CellRun | None:
         return None
     request = kernel.get_parent() or {}
     message = request.get("header", {}).get("msg_id")
-    cell = request.get("metadata", {}).get("cellId") or request.get("content", {}).get("code")
-    return CellRun(str(cell), str(message)) if cell and message else None
+    return CellRun(str(request.get("metadata", {}).get("cellId") or ""), str(message)) if message else None
 
 
 def close_earlier() -> None:
     """Close objects that earlier runs of the current cell made and left open; if there are any, print a message."""
     run = current_run()
-    if run is None:
+    if run is None or not run.cell:
         return
-    made = [(message, made()) for message, made in _made.get(run.cell, ())]
-    old = [env for message, env in made if message != run.message and env is not None and not env.closed]
+    made: list[tuple[CellRun, Any]] = [(earlier, one()) for earlier, one in _made]
+    old = [env for (cell, message), env in made if cell == run.cell and message != run.message and _is_open(env)]
     for env in old:
         env.close()
-    _made[run.cell] = [(message, weakref.ref(env)) for message, env in made if env is not None and not env.closed]
+    _made[:] = [(earlier, weakref.ref(env)) for earlier, env in made if _is_open(env)]
     if old:
         made_earlier = count(len(old), "ParallelEnv")
         say(f"Closed {made_earlier} that an earlier run of this cell had made (keep=True prevents that).\n")
@@ -54,5 +53,9 @@ def close_earlier() -> None:
 def register(env: Any) -> None:
     """Record an object that the current run of a notebook cell made."""
     run = current_run()
-    if run is not None:
-        _made.setdefault(run.cell, []).append((run.message, weakref.ref(env)))
+    if run is not None and run.cell:
+        _made.append((run, weakref.ref(env)))
+
+
+def _is_open(env: Any) -> bool:
+    return env is not None and not env.closed

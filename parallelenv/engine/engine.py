@@ -197,10 +197,14 @@ class Engine:
 
     def close(self, timeout: float) -> None:
         """Close all envs and end all workers. Workers have ``timeout`` seconds to close their envs."""
-        self.guard.is_closed = True
-        self.plans.clear()  # plans refer to the batch
-        self.pool.close(timeout)
-        self._finalizer.detach()
+        try:
+            if self.guard.tracer is not None and not self.guard.is_closed:
+                self.guard.tracer.finish()
+        finally:
+            self.guard.is_closed = True
+            self.plans.clear()  # plans refer to the batch
+            self.pool.close(timeout)
+            self._finalizer.detach()
 
     # ---------------------------------------------------------------- arguments of calls
 

@@ -32,8 +32,8 @@ class Guard:
         home: Id of the process that made the object.
         users: A dict that is empty while no call is in progress; otherwise, its only key ``""`` maps to the outermost
             call. It is a dict because ``setdefault`` is atomic.
-        tracer: An object whose ``begin()`` and ``end()`` are called when an outermost call starts and ends; ``None`` if
-            there is none.
+        tracer: An object whose ``begin()`` and ``end()`` are called when an outermost call starts and ends, and whose
+            ``finish()`` is called before the workers are ended; ``None`` if there is none.
     """
 
     def __init__(self, name: str = "ParallelEnv", ended: str = "closed", unrepeatable: tuple[str, ...] = ()) -> None:

@@ -395,20 +395,33 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Stop recording, and collect the workers' records.
+        """Stop recording, and collect the workers' records, unless `finish` has done so."""
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._finish(INTERRUPTED_TIMEOUT, False)
+        else:
+            self._finish(COLLECT_TIMEOUT, True)
+
+    def finish(self) -> None:
+        """Stop recording before the `ParallelEnv` is closed. Records of busy workers are lost."""
+        if not self._guard.users:  # otherwise, the object is being closed within another call
+            self._finish(INTERRUPTED_TIMEOUT, False)
+
+    def _finish(self, timeout: float, resumes: bool) -> None:
+        """Stop recording, and collect the workers' records. For the arguments see `_collect`.
 
         There are no records of workers that are dead or do not reply in time.
         """
+        if self._profile.finished is not None:
+            return
         ended = perf_counter()
         self._guard.tracer = None
         self._engine.pool.is_traced = False
-        is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
-        deadline = time.monotonic() + (INTERRUPTED_TIMEOUT if is_interrupt else COLLECT_TIMEOUT)
+        deadline = time.monotonic() + timeout
         workers: list[WorkerRecord] = []
         while True:
             left = max(0.0, deadline - time.monotonic())
             try:
-                workers = self._collect(left, not is_interrupt)
+                workers = self._collect(left, resumes)
             except ParallelEnvError as wrong:  # for example, the object was closed, or another thread is in a call
                 if isinstance(wrong, UsageError) and left:
                     time.sleep(_CHECK_INTERVAL)

@@ -110,6 +110,6 @@ class Stream:
         """Wait for results and return them, with states that later calls do not overwrite."""
         result: Any = self._engine.receive(min_envs, max_envs, timeout, "item")
         if not self._engine.copies:
-            flags = result.terminated, result.truncated, result.env_ids
+            flags = result.terminated, result.truncated, result.env_ids, result.restarted
             result = StepResult(deep_copy(result.states), result.rewards, result.dones, result.infos, *flags)
         return result  # type: ignore[no-any-return]

@@ -615,7 +615,7 @@ def items(answer: object) -> object:
         return answer
     names = ("states", "rewards", "dones", "infos") if isinstance(answer, StepResult) else ()
     parts = dict(zip(names, answer, strict=True)) if names else {"batch": list(answer)}
-    return {**parts, **{name: getattr(answer, name) for name in ("terminated", "truncated", "env_ids")}}
+    return {**parts, **{name: getattr(answer, name) for name in ("terminated", "truncated", "env_ids", "restarted")}}
 
 
 def assert_same(expected: object, found: object, where: str = "") -> None:

@@ -189,7 +189,8 @@ class EnvGroup:
         ended: list[int] = []  # positions of envs that start their next episode within this step
         if running.command.autoreset:
             ended = np.flatnonzero(writer.batch.flags[share.rows].any(axis=1)).tolist()
-        at_end = {key: infos.pop(key) for key in _AT_END if ended and key in infos}
+        resets_itself = bool(ended) and self.facts.autoreset == AutoresetMode.SAME_STEP.value
+        at_end = {key: infos.pop(key) for key in _AT_END if resets_itself and key in infos}
         values: dict[int, Extra] = {}
         columns = self._columns(infos, indices)  # to write all infos at once, if possible
         are_stored = columns is not None and (
@@ -201,7 +202,7 @@ class EnvGroup:
                 left = store_info(writer.infos, env_id - writer.first, info)
                 if left or leaves:
                     values[env_id] = Extra(left, leaves)
-        if ended and self.facts.autoreset == AutoresetMode.SAME_STEP.value:
+        if resets_itself:
             # The vector env itself has reset the sub-envs in `ended`. The infos, rows and `values` are those of the
             # resets; `at_end` contains the infos of the last steps.
             if "final_obs" not in at_end:

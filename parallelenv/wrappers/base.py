@@ -22,7 +22,7 @@ from parallelenv.contract.arguments import (
     parse_ids,
     unsettable_attribute,
 )
-from parallelenv.contract.batch import Array, has_true
+from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import FOREIGN_SETTINGS, GIVE_SPACES, show
 from parallelenv.contract.failures import put
@@ -496,14 +496,15 @@ def apply_to_stepped(
     if len(rows) == len(states):
         return hook(result)
     parts = [part.copy() for part in (rewards, result.dones, result.infos, result.terminated, result.truncated)]
-    given = StepResult(batch_of(space, states[rows].tolist()), *(part[rows] for part in (*parts, result.env_ids)))
+    others = result.env_ids, result.restarted
+    given = StepResult(batch_of(space, states[rows].tolist()), *(part[rows] for part in (*parts, *others)))
     seen = hook(given)
     if seen.states is not given.states:
         states = scattered(seen.states, new_space, rows, len(states))
     for part, values in zip(parts, (*seen[1:], seen.terminated, seen.truncated), strict=True):
         part[rows] = values
     rewards, dones, infos, terminated, truncated = parts
-    return StepResult(states, rewards, dones, infos, terminated, truncated, result.env_ids)
+    return StepResult(states, rewards, dones, infos, terminated, truncated, *others)
 
 
 def changed(result: StepResult, *, states: States = None, rewards: Array | None = None) -> StepResult:
@@ -511,18 +512,8 @@ def changed(result: StepResult, *, states: States = None, rewards: Array | None 
     return StepResult(
         result.states if states is None else states,
         result.rewards if rewards is None else rewards,
-        *(result.dones, result.infos, result.terminated, result.truncated, result.env_ids),
+        *(result.dones, result.infos, result.terminated, result.truncated, result.env_ids, result.restarted),
     )
-
-
-def rebuilt(result: StepResult) -> Array:
-    """Return a bool array that is True in the rows whose env failed and was rebuilt.
-
-    The reward in such a row is not from the env.
-    """
-    if not has_true(result.dones):  # a rebuilt env ends its episode
-        return np.zeros(len(result.dones), dtype=bool)
-    return np.array([isinstance(info.get("failure"), BaseException) for info in result.infos], dtype=bool)
 
 
 def numeric_rewards(result: StepResult) -> Array:
@@ -583,7 +574,8 @@ def aligned(result: StepResult, align: Align, space: Space) -> StepResult | Step
         return result
     rows = unstacked(result.states, space, len(result.env_ids))
     items = list(zip(rows, result.rewards.tolist(), result.dones.tolist(), result.infos.tolist(), strict=True))
-    return StepBatch(items, terminated=result.terminated, truncated=result.truncated, env_ids=result.env_ids)
+    flags = {name: getattr(result, name) for name in ("terminated", "truncated", "env_ids", "restarted")}
+    return StepBatch(items, **flags)
 
 
 def check_states(space: Space, states: States, num_states: int) -> None:

@@ -25,7 +25,6 @@ from parallelenv.wrappers.base import (
     Wrappable,
     changed,
     numeric_rewards,
-    rebuilt,
     shared_structure,
 )
 
@@ -379,7 +378,7 @@ class NormalizeRewards(ParallelWrapper):
 
     def on_step(self, result: StepResult) -> StepResult:
         """Add the returns to the statistics unless ``frozen`` is set; return a result with scaled rewards."""
-        rewards, given = numeric_rewards(result), ~rebuilt(result)
+        rewards, given = numeric_rewards(result), ~result.restarted
         env_ids = result.env_ids[given]
         with np.errstate(all="ignore"):  # update() detects overflows
             returns = self.returns[env_ids] * self.gamma + rewards[given]

@@ -13,7 +13,7 @@ from parallelenv.contract.batch import Array
 from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.base import ParallelWrapper, States, Wrappable, numeric_rewards, rebuilt
+from parallelenv.wrappers.base import ParallelWrapper, States, Wrappable, numeric_rewards
 
 
 class RecordEpisodeStatistics(ParallelWrapper):
@@ -79,7 +79,7 @@ class RecordEpisodeStatistics(ParallelWrapper):
             self.length_queue.append(length)
             self.time_queue.append(seconds)
         self.episode_count += len(ended)
-        begun = rebuilt(result) | (dones & self.restarts)
+        begun = result.restarted | (dones & self.restarts)
         self._begin(rows[begun])
         self._is_over[rows[dones & ~begun]] = True
         return result

@@ -14,7 +14,7 @@ from parallelenv.contract.error_text import show
 from parallelenv.contract.tensors import as_array
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.base import States, StateWrapper, Wrappable, changed, rebuilt, shared_structure
+from parallelenv.wrappers.base import States, StateWrapper, Wrappable, changed, shared_structure
 
 
 class StackStates(StateWrapper):
@@ -67,9 +67,9 @@ class StackStates(StateWrapper):
         """Add the new states to the stacks, and return a copy of the result with the stacks as its states."""
         rows = result.env_ids
         leaves = [as_array(leaf) for leaf in self._structure.split(result.states)]
-        begins = rebuilt(result)
+        begins = result.restarted
         if self.restarts:
-            begins |= result.dones
+            begins = begins | result.dones
             for row in np.flatnonzero(result.dones).tolist():
                 info = result.infos[row]
                 if info.get("ended_state") is not None:

@@ -156,7 +156,7 @@ def test_profile_records_steps_of_an_adapter_and_their_resets(make_env: MakeEnv)
 
 
 @in_modes(PROCESSES)
-def test_profile_omits_workers_that_died_or_were_closed(make_env: MakeEnv) -> None:
+def test_profile_omits_workers_that_died(make_env: MakeEnv) -> None:
     env = make_env(fragile(Path()), num_cpus=2)
     env.reset(seed=0)
     with pytest.raises(WorkerDiedError), env.profile() as profile:  # which keeps its recording
@@ -169,10 +169,41 @@ def test_profile_omits_workers_that_died_or_were_closed(make_env: MakeEnv) -> No
     assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
     with env.profile() as profile:
         env.close()
-    assert profile.recording.missing == (0, 1, 2, 3)
-    assert "the work of the workers of envs [0, 1, 2, 3] is not completely known" in profile.summary().advice
+    assert profile.recording.missing == (2, 3)
+    assert "the work of the workers of envs [2, 3] is not completely known" in profile.summary().advice
     with pytest.raises(ClosedError, match=r"profile\(\) was called on a closed"):
         env.profile().__enter__()
+
+
+@pytest.mark.parametrize("end", ["close", "close_all", "to_gymnasium"])
+def test_profile_has_what_was_recorded_before_the_env_was_closed(end: str, make_env: MakeEnv) -> None:
+    env = sleepers(make_env, asynchronous="continue")
+    with env.profile() as profile:
+        for _ in range(3):
+            env.step([1] * 4)
+        if end == "to_gymnasium":
+            env.to_gymnasium().close()
+        else:
+            getattr(env, end)()
+        env.close()
+        time.sleep(0.02)
+    assert profile.recording.missing == ()
+    assert turns_of(profile) == {(env_id, "step"): 3 for env_id in range(4)}
+    assert profile.summary().env_share > 0
+    assert profile.recording.calls[-1, 1] <= profile.recording.end
+
+
+@in_modes(*IN_WORKERS)
+def test_close_within_a_profile_does_not_wait_for_busy_workers(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=2)
+    env.reset(seed=0)
+    begin = time.monotonic()
+    with env.profile() as profile:
+        with when_begun(tmp_path, 3, lambda: None):
+            env.send([GO_ON, GO_ON, GO_ON, WAIT])
+        env.close(0.1)
+    assert time.monotonic() - begin < 10.0
+    assert set(profile.recording.missing) <= {2, 3}
 
 
 @in_modes(PROCESSES)

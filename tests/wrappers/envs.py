@@ -31,6 +31,25 @@ class Told(gym.Env[Any, Any]):
         return np.array([self.states[place]]), self.rewards[place], self.count == len(self.rewards), False, {}
 
 
+class Reporting(gym.Env[Any, Any]):
+    """Its infos have the keys under which the library adds its own facts; its state is the step count."""
+
+    observation_space = Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = Discrete(2)
+    length = 3
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.count = 0
+        return np.zeros(1), {"failure": "none", "reset": 5}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        own: dict[str, Any] = {"reset": 7, "ended_state": -1.0, "reset_info": 1, "episode": 2, "exhausted": True}
+        if action:  # infos of a steady form are numbers
+            own |= {"failure": TimeoutError("a fault of the robot"), "final_info": {"a": 1}, "final_obs": [1.0]}
+        return np.full(1, float(self.count)), 1.0, self.count == self.length, False, own
+
+
 def play(env: Any, actions: Sequence[Any]) -> list[Any]:
     """Step all of at least three envs, or some; reset one, and sometimes those that are done; return all results."""
     results = [env.reset(seed=5)]

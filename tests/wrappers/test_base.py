@@ -25,6 +25,7 @@ from parallelenv.wrappers import (
     RecordEpisodeStatistics,
     StackStates,
 )
+from wrappers.envs import Reporting
 
 ENV_FNS = [partial(Counter, number, 3 + number) for number in range(3)]
 ONES = np.ones(3, np.int64)
@@ -202,6 +203,26 @@ def test_hooks_do_not_see_envs_that_rest(make_env: MakeEnv) -> None:
     assert (result.dones.tolist(), result.env_ids.tolist()) == ([True, True], [0, 1])
     assert env.step([1, 1], align="batch")[1][0] is None
     assert env.seen == [(0, 1), (0, 1), (1,), ()]
+
+
+# ---------------------------------------------------------------- infos with the library's own keys
+
+
+@pytest.mark.parametrize("asynchronous", ["restart", "continue"])
+def test_keys_of_an_env_do_not_count_as_facts(asynchronous: Any, make_env: MakeEnv) -> None:
+    stacks = StackStates(make_env([Reporting] * 2, asynchronous=asynchronous), 3)
+    rewards = NormalizeRewards(make_env([Reporting] * 2, asynchronous=asynchronous))
+    episodes = RecordEpisodeStatistics(make_env([Reporting] * 2, asynchronous=asynchronous), stats_key="own")
+    for env in (stacks, rewards, episodes):
+        env.reset()
+    for _ in range(3):
+        result = stacks.step([1, 1])
+        rewards.step([1, 1])
+        episodes.step([1, 1])
+    last = result.states if asynchronous == "continue" else [info["ended_state"] for info in result.infos]
+    assert np.ravel(last).tolist() == [1, 2, 3] * 2
+    assert rewards.statistics.count == 6
+    assert list(episodes.length_queue) == [3, 3]
 
 
 # ---------------------------------------------------------------- everything else
