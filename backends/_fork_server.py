@@ -30,7 +30,7 @@ import numpy as np
 
 from parallelenv.backends._pipe_host import serve
 from parallelenv.worker.worker_log import WorkerLog, redirect_descriptors, redirect_streams
-from parallelenv.worker.worker_loop import end_with_caller, forget_launcher
+from parallelenv.worker.worker_loop import dying_with_caller, end_with_caller, forget_launcher
 
 _SEED_SIZE = 1 << 64
 """A generator whose seed is this large or larger counts as seeded by the system, because users choose smaller seeds."""
@@ -68,7 +68,7 @@ def serve_forks(requests: Connection) -> None:
         server.await_request()
         # Not earlier: `multiprocessing` sends the root's process object through the pipe that is watched here, and the
         # system would treat that write like the caller's death. `_pipe_host.serve` waits for the same reason.
-        end_with_caller(caller.sentinel)
+        server.ends_with_caller = end_with_caller(caller.sentinel)
         while True:
             server.await_request()
             name, arguments, count = requests.recv()
@@ -80,14 +80,18 @@ def serve_forks(requests: Connection) -> None:
             for fileno in filenos:
                 os.close(fileno)
             requests.send(answer)
-    except (EOFError, OSError):  # the caller closed the pipe or died
+    except (EOFError, ConnectionError):  # the caller closed the pipe or died
         os._exit(0)  # unlike ``sys.exit``, does not wait for threads that an import has started
+    except BaseException:  # noqa: BLE001 (the caller only learns that this process has ended)
+        traceback.print_exc()
+        os._exit(1)
 
 
 class _Server:
     """The methods of a fork server that the caller can call through a pipe, and a record of the server's children."""
 
     def __init__(self, requests: Connection, sentinel: int) -> None:
+        self.ends_with_caller = False  # whether the system kills this process when the caller dies
         self._requests = requests
         self._sentinel = sentinel
         self._children: dict[int, Connection] = {}  # by process id: where to report the exit code
@@ -118,7 +122,9 @@ class _Server:
                     # An OSError means that the caller does not wait for this child any more.
                     with self._children.pop(pid) as report, contextlib.suppress(OSError):
                         report.send(os.waitstatus_to_exitcode(status))
-            ready = list(wait([self._requests, self._wakeups]))
+            ready = list(wait([self._requests, self._wakeups, *([] if self.ends_with_caller else [self._sentinel])]))
+            if self._sentinel in ready:  # a forked child of the caller may keep the pipe of the requests open
+                os._exit(0)
             if self._wakeups in ready:
                 os.read(self._wakeups, 4096)
 
@@ -185,6 +191,11 @@ class _Server:
             os.close(fileno)
 
     def load(self, module: str, silence: bool, output: int) -> ImportResult:
+        # Between imports, this process notices the caller's death in `await_request`.
+        with contextlib.nullcontext() if self.ends_with_caller else dying_with_caller(self._sentinel):
+            return self._load(module, silence, output)
+
+    def _load(self, module: str, silence: bool, output: int) -> ImportResult:
         log = WorkerLog(os.dup(output))
         redirect_descriptors(log)
         redirect_streams(lambda: None, (1, 2))

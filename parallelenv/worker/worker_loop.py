@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -60,10 +60,14 @@ def serve(receive: Callable[[], Message], send: Callable[[Message], None], paren
     """
     if parent_pipe is not None:
         die_with_caller(parent_pipe)
-    with contextlib.suppress(EOFError, OSError):
+    try:
         packed: PackedSpec = decode(receive())
-        prepare_worker(packed)
-        MessageHost(Host(packed.unpack(frozen(packed.shared))), packed).obey(receive, send)
+    except (EOFError, OSError):
+        return
+    prepare_worker(packed)  # an OSError here is not the end of the caller: it is shown
+    host = MessageHost(Host(packed.unpack(frozen(packed.shared))), packed)
+    with contextlib.suppress(EOFError, OSError):
+        host.obey(receive, send)
 
 
 class MessageHost:
@@ -175,18 +179,48 @@ def die_with_caller(sentinel: int) -> None:
     Args:
         sentinel: A descriptor that becomes readable when the caller dies, because only the caller has the other end.
     """
+    end_with_caller(sentinel)  # the thread below cannot run while C code holds the GIL
+    _start_watchdog(sentinel)
+
+
+def end_with_caller(sentinel: int) -> bool:
+    """Make the system kill this process when the caller dies. See `die_with_caller` for the argument.
+
+    Return ``False`` if the system does not do so: only Linux can, and a sandbox may forbid it.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def dying_with_caller(sentinel: int) -> Iterator[None]:
+    """Make this process exit if the caller dies during the ``with`` block. See `die_with_caller` for the argument.
+
+    A thread watches for that. It has ended when the block has, so that this process can be forked then.
+    """
+    stopped, stop = os.pipe()
+    watchdog = _start_watchdog(sentinel, stopped)
+    try:
+        yield
+    finally:
+        os.write(stop, b"0")  # closing would not be enough: a process that the block has forked may have a copy
+        watchdog.join()
+        os.close(stopped)
+        os.close(stop)
+
+
+def _start_watchdog(sentinel: int, stopped: int | None = None) -> threading.Thread:
+    """Start a thread that ends this process when ``sentinel`` becomes readable, unless ``stopped`` does so first."""
 
     def watch() -> None:
-        wait([sentinel])
-        os._exit(1)
+        if sentinel in wait([sentinel] if stopped is None else [sentinel, stopped]):
+            os._exit(1)
 
-    end_with_caller(sentinel)  # the thread below cannot run while C code holds the GIL
-    threading.Thread(target=watch, name="parallelenv-watchdog", daemon=True).start()
-
-
-def end_with_caller(sentinel: int) -> None:
-    """On Linux, make the system kill this process when the caller dies. See `die_with_caller` for the argument."""
-    if sys.platform == "linux":
-        fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    watchdog = threading.Thread(target=watch, name="parallelenv-watchdog", daemon=True)
+    watchdog.start()
+    return watchdog
