@@ -154,7 +154,7 @@ def copy_values(reply: Reply) -> Reply:
         try:
             if type(value) is not EnvFacts:
                 reply.values[env_id] = value.copied() if type(value) is Extra else deep_copy(value)
-        except Exception as error:  # noqa: BLE001 (copying runs user code, which may raise anything)
+        except BaseException as error:  # noqa: BLE001 (copying runs user code, which may raise anything)
             del reply.values[env_id]
             reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
     return reply
