@@ -16,10 +16,11 @@ import traceback
 import weakref
 from collections.abc import Sequence
 
-from parallelenv.backends._in_process import InProcessBackend, InProcessChannel, copy_values
+from parallelenv.backends._in_process import InProcessBackend, InProcessChannel
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Channel, Command, Death, HostDied, Printed, Reply, WorkerSpec
+from parallelenv.contract.worker_info import HOST_THREADS
 from parallelenv.errors import WorkerStartError
 from parallelenv.worker.host import Host
 
@@ -47,9 +48,10 @@ class ThreadChannel(InProcessChannel):
         self.thread = threading.Thread(target=self._serve, name=f"parallelenv-{spec.env_ids[0]}", daemon=True)
 
     def _serve(self) -> None:
+        HOST_THREADS.add(threading.get_ident())
         try:
             while (command := self._commands.get()) is not None:
-                self._replies.append(copy_values(self.host.execute(command)))
+                self._replies.append(self.execute(command))
                 self._ring()
         except BaseException as error:  # noqa: BLE001 (reported as the death of the host)
             # The exception itself is not kept, because its traceback would keep the host's envs alive.
@@ -59,6 +61,7 @@ class ThreadChannel(InProcessChannel):
         finally:
             self.host.close()
             self.host.detach()
+            HOST_THREADS.discard(threading.get_ident())
 
     def _ring(self) -> None:
         """Wake the caller."""

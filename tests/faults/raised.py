@@ -84,7 +84,7 @@ def locked_action(context: Context) -> float:
 def keyboard_interrupt(context: Context) -> float:
     env = context.make()
     began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt if context.mode == ORACLE else EnvError, match="^(KeyboardInterrupt.*)?$"):
+    with pytest.raises(KeyboardInterrupt if context.mode == ORACLE else EnvError):
         env.step(actions("go", "raise_interrupt"))
     if context.mode == ORACLE:  # there it cannot be distinguished from Ctrl-C
         with pytest.raises(EnvInterruptedError, match="env 1 was interrupted in the middle of step"):
