@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Mapping
 
@@ -10,6 +11,7 @@ from parallelenv.contract.copying import cannot_be_given, cannot_travel, deep_co
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Backend, Command, Death, EnvFacts, Extra, RepeatedStep, Reply, WorkerSpec
+from parallelenv.contract.worker_info import call_for
 from parallelenv.worker.host import Host
 from parallelenv.worker.running_command import RunningCommand
 
@@ -37,6 +39,11 @@ class InProcessChannel:
 
     def pack(self, command: Command) -> Command:
         return command if command.each is None else copy_arguments(command)
+
+    def execute(self, command: Command) -> Reply:
+        """Execute a command and return the reply with copies of the values. Copying runs code of the envs as well."""
+        reply = self.host.execute(command)
+        return call_for(self.host, functools.partial(copy_values, reply)) if reply.values else reply
 
     def advance(self) -> bool:
         return bool(self._replies)
@@ -67,8 +74,7 @@ class CallerChannel(InProcessChannel):
         # If Ctrl-C interrupts a command, the command stays in the queue, and the next call of this method continues it
         # with the next env.
         if not self._replies and self._queue:
-            reply = self.host.execute(self._queue[0])
-            self._replies.append(copy_values(reply) if reply.values else reply)
+            self._replies.append(self.execute(self._queue[0]))
         return bool(self._replies)
 
     def receive(self) -> Reply:
@@ -154,7 +160,7 @@ def copy_values(reply: Reply) -> Reply:
         try:
             if type(value) is not EnvFacts:
                 reply.values[env_id] = value.copied() if type(value) is Extra else deep_copy(value)
-        except Exception as error:  # noqa: BLE001 (copying runs user code, which may raise anything)
+        except BaseException as error:  # noqa: BLE001 (copying runs user code, which may raise anything)
             del reply.values[env_id]
             reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
     return reply

@@ -12,13 +12,15 @@ import queue
 import socket
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Sequence
 
-from parallelenv.backends._in_process import InProcessBackend, InProcessChannel, copy_values
+from parallelenv.backends._in_process import InProcessBackend, InProcessChannel
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.protocol import Channel, Command, Printed, WorkerSpec
+from parallelenv.contract.protocol import Channel, Command, Death, HostDied, Printed, Reply, WorkerSpec
+from parallelenv.contract.worker_info import HOST_THREADS
 from parallelenv.errors import WorkerStartError
 from parallelenv.worker.host import Host
 
@@ -27,7 +29,7 @@ _LONGEST_WAIT = 0.1
 
 
 class ThreadChannel(InProcessChannel):
-    """A channel to a host in a separate thread.
+    """A channel to a host in a separate thread. If the thread ends by an exception, the host counts as dead.
 
     Args:
         bells: A list that is empty until `ThreadBackend.fileno` is called for an event loop, and then contains one
@@ -41,22 +43,48 @@ class ThreadChannel(InProcessChannel):
         self._answered = answered
         self._bells = bells
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._death: Death | None = None
         # The thread is a daemon, so that an env that never returns cannot prevent the interpreter from exiting.
         self.thread = threading.Thread(target=self._serve, name=f"parallelenv-{spec.env_ids[0]}", daemon=True)
 
     def _serve(self) -> None:
-        while (command := self._commands.get()) is not None:
-            self._replies.append(copy_values(self.host.execute(command)))
-            if self._answered.empty():  # otherwise, the caller has yet to look for replies, and will find this one too
-                self._answered.put(None)
-            for bell in self._bells:
-                with contextlib.suppress(OSError):  # the socket is full or closed
-                    bell.send(b"\0")
-        self.host.close()
-        self.host.detach()
+        HOST_THREADS.add(threading.get_ident())
+        try:
+            while (command := self._commands.get()) is not None:
+                self._replies.append(self.execute(command))
+                self._ring()
+        except BaseException as error:  # noqa: BLE001 (reported as the death of the host)
+            # The exception itself is not kept, because its traceback would keep the host's envs alive.
+            what, lines = "".join(traceback.format_exception_only(error)).strip(), traceback.format_exception(error)
+            self._death = Death(os.getpid(), None, f"Its thread was ended by {what}.", "".join(lines).strip())
+            self._ring()
+        finally:
+            self.host.close()
+            self.host.detach()
+            HOST_THREADS.discard(threading.get_ident())
+
+    def _ring(self) -> None:
+        """Wake the caller."""
+        if self._answered.empty():  # otherwise, the caller has yet to look for replies, and will find this one too
+            self._answered.put(None)
+        for bell in self._bells:
+            with contextlib.suppress(OSError):  # the socket is full or closed
+                bell.send(b"\0")
 
     def send(self, packed: Command) -> None:  # noqa: D102 (see Channel)
         self._commands.put(packed)
+
+    def advance(self) -> bool:  # noqa: D102 (see Channel)
+        # The thread is asked as well, because the report of its death may fail: there may be no memory left.
+        return super().advance() or self._death is not None or not self.thread.is_alive()
+
+    def receive(self) -> Reply:  # noqa: D102 (see Channel)
+        if not self._replies:
+            raise HostDied
+        return super().receive()
+
+    def cause_of_death(self) -> Death:  # noqa: D102 (see Channel)
+        return self._death or Death(os.getpid(), None, "Its thread has ended.")
 
     def stop(self) -> None:
         """Make the thread end after its current command."""
@@ -68,7 +96,7 @@ class ThreadChannel(InProcessChannel):
         The host gets a new batch that nothing reads, so that the results of the current command have no effect.
         """
         writer = getattr(self.host, "writer", None)  # absent before the first batch, and after the thread has ended
-        if writer is not None:
+        if writer is not None and self._death is None:
             self.host.attach(Batch.private(writer.batch.layout))
         self.stop()
 

@@ -2,7 +2,7 @@
 
 Each error derives from `ParallelEnvError` and from the builtin or Gymnasium exception to which it corresponds, so that
 existing ``except`` clauses keep working. Exceptions raised by envs reach the user with their own type, except those
-that cannot be pickled; see `EnvError`.
+that cannot be pickled, and those that are not an `Exception`; see `EnvError`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,11 @@ class EnvInterruptedError(ParallelEnvError, RuntimeError):
 
 
 class EnvError(ParallelEnvError, RuntimeError):
-    """An env raised an exception that cannot be pickled; this error is raised in its place."""
+    """An env or a policy raised an exception in whose place this error is raised.
+
+    The exception either cannot be pickled, or is not an `Exception` and would end the caller's program, as that of
+    ``sys.exit()`` would. In the latter case, it is the cause of this error.
+    """
 
 
 class UnpicklableError(ParallelEnvError, TypeError):

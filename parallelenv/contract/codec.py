@@ -25,6 +25,7 @@ from parallelenv.contract import copying
 from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import cannot_be_given, cannot_travel, deep_copy, is_unchangeable
 from parallelenv.contract.failures import Failure
+from parallelenv.contract.interrupts import signal_behind
 from parallelenv.contract.protocol import Command, EnvFacts, Extra, Reply, UnreadableError
 from parallelenv.errors import UnpicklableError
 
@@ -134,7 +135,7 @@ def decode_command(message: Message, subsets: Sequence[tuple[int, ...]]) -> Any:
     if tag == _PICKLED:
         try:
             return decode(message)
-        except Exception as error:  # unpickling runs user code, which may raise anything
+        except BaseException as error:  # unpickling runs user code, which may raise anything
             raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
     autoreset, begins_ended = tag == _STEP_AUTORESET, tag == _STEP_OR_RESET_ENDED
     return Command(message.number, "step", subsets[message.subset], None, None, autoreset, (), begins_ended)
@@ -148,12 +149,12 @@ def encode_reply(reply: Reply) -> Message:
     if plain is not None:
         return Message(_PLAIN, reply.number, [pickle.dumps(plain, protocol=5)])
     for pickler in (_Pickler, _CloudPickler):
-        with contextlib.suppress(Exception):  # user code may raise; then try the next pickler, then each value
+        with contextlib.suppress(BaseException):  # user code may raise anything; then try the next one, then each value
             return Message(_PICKLED, reply.number, _dump_reply(pickler, reply))
     for env_id, value in list(reply.values.items()):
         try:
             _dump_reply(_CloudPickler, Reply(reply.number, {env_id: value}))
-        except Exception as error:  # noqa: BLE001 (reported as a failure of this env)
+        except BaseException as error:  # noqa: BLE001 (reported as a failure of this env)
             del reply.values[env_id]
             reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
     return Message(_PICKLED, reply.number, _dump_reply(_CloudPickler, reply))
@@ -179,13 +180,17 @@ def decode_reply(message: Message) -> Reply:
     reply: Reply
     try:
         reply, env_ids = copying.Unpickler(head, buffers).load()
-    except Exception as error:  # for example from a user's own space class
+    except BaseException as error:  # for example from a user's own space class
+        if signal_behind(error) is not None:
+            raise
         raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
     for env_id in env_ids:
         start, left = head.tell(), operator.length_hint(buffers)
         try:
             reply.values[env_id] = copying.Unpickler(head, buffers).load()
-        except Exception as error:  # noqa: BLE001 (reported as a failure of this env)
+        except BaseException as error:  # reported as a failure of this env
+            if signal_behind(error) is not None:
+                raise
             failure = UnpicklableError(
                 "The result was pickled, but cannot be unpickled in the caller's process "
                 f"({type(error).__name__}: {error}). Return plain data, or ask for a part of it with a dotted name."

@@ -18,6 +18,7 @@ import cloudpickle
 import cloudpickle.cloudpickle as dynamic
 import numpy as np
 
+from parallelenv.contract.interrupts import signal_behind
 from parallelenv.contract.tensors import imported_torch, is_tensor
 from parallelenv.errors import UnpicklableError
 
@@ -51,8 +52,10 @@ def pickles(value: object) -> bool:
     """Return whether a value can be pickled, sent to another process and unpickled there."""
     try:
         loads(dumps(value))
-    except Exception:  # noqa: BLE001 (the value cannot be copied, whatever the reason)
-        return False
+    except BaseException as error:
+        if signal_behind(error) is not None:
+            raise
+        return False  # the value cannot be copied, whatever the reason
     return True
 
 
@@ -94,8 +97,10 @@ def deep_copy(value: Any) -> Any:
             return copied
     try:
         return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001 (user code; values that other processes could receive must be copied, too)
-        return loads(dumps(value))
+    except BaseException as error:  # copying runs user code, which may raise anything
+        if signal_behind(error) is not None:
+            raise
+    return loads(dumps(value))  # values that other processes could receive must be copied, too
 
 
 def _is_plain_array(value: object) -> TypeGuard[Array]:
@@ -194,8 +199,13 @@ def cannot_be_given(operation: str, env_id: int, argument: Any, error: Exception
     )
 
 
-def cannot_travel(value: object, error: Exception) -> UnpicklableError:
-    """Return the error for a result that cannot be copied from its env to the caller."""
+def cannot_travel(value: object, error: BaseException) -> UnpicklableError:
+    """Return the error for a result that cannot be copied from its env to the caller.
+
+    An ``error`` that a signal handler raised is not about the result, and is raised again.
+    """
+    if signal_behind(error) is not None:
+        raise error
     failure = UnpicklableError(
         f"The result contains a {type(_unpicklable_part(value)).__name__}, which cannot be copied to the caller "
         f"({type(error).__name__}: {error}). Return plain data, or ask for a part of it with a dotted name."

@@ -1,6 +1,8 @@
 """Failures of envs, which are sent from the host to the caller and raised there.
 
-In every mode, an exception keeps its type, its attributes and a traceback that shows the user's own source line.
+In every mode, an exception keeps its type, its attributes and a traceback that shows the user's own source line. An
+exception that is not an `Exception`, such as the `SystemExit` of ``sys.exit()``, becomes the cause of an `EnvError`:
+an env that ends its own program must not end the caller's.
 """
 
 from __future__ import annotations
@@ -27,25 +29,28 @@ _MOST_LINKS = 10
 class Failure:
     """An exception raised for one env.
 
+    An exception that is not an `Exception` is replaced by an `EnvError`, see the module.
+
     ``operation`` says what failed, such as ``"step"``, ``"reset"`` or ``"the policy"``. It is empty if the env's worker
     died or did not reply in time.
     """
 
     def __init__(self, exception: BaseException, env_id: int, operation: str) -> None:
-        self._exception: BaseException | None = exception
+        self._exception: Exception | None = exception if isinstance(exception, Exception) else _as_error(exception)
         self._packed: _Packed = {}  # the exception as plain data
         self.env_id = env_id
         self.operation = operation
         self.pid = os.getpid()
 
     @property
-    def exception(self) -> BaseException:
+    def exception(self) -> Exception:
         """The exception.
 
         It is unpacked on first access, because a process that only forwards it may lack the module that defines it.
         """
         if self._exception is None:
-            self._exception = _unpack(self._packed)
+            exception = _unpack(self._packed)
+            self._exception = exception if isinstance(exception, Exception) else _as_error(exception)
         return self._exception
 
     @property
@@ -82,7 +87,7 @@ def raise_failures(failures: Sequence[Failure], partial: object) -> None:
     if len(errors) > 1:
         sample = f"{type(error).__name__}: {_safe_str(error)}"
         text = f"{len(env_ids)} envs failed: ({list_ids(env_ids)[1:-1]}); the first with {sample}"
-        error = BaseExceptionGroup(text, errors)
+        error = ExceptionGroup(text, errors)
     by_env = {failure.env_id: failure.exception for failure in failures}
     by_env.update((group[0].env_id, one) for group, one in zip(alike.values(), errors, strict=True))
     for name, value in (("env_ids", env_ids), ("failures", by_env), ("partial", partial)):
@@ -90,7 +95,7 @@ def raise_failures(failures: Sequence[Failure], partial: object) -> None:
     raise error
 
 
-def with_note(*failures: Failure) -> BaseException:
+def with_note(*failures: Failure) -> Exception:
     """Return one exception that stands for these equal failures."""
     first = failures[0]
     if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
@@ -136,6 +141,17 @@ def one_line(error: BaseException) -> str:
     return text if isinstance(error, ParallelEnvError) else f"{type(error).__name__}: {text}"
 
 
+def _as_error(exception: BaseException) -> EnvError:
+    error = EnvError(f"{_described(exception)} (raised as an EnvError, so that it does not end the caller's program)")
+    error.__cause__ = exception
+    return error
+
+
+def _described(exception: BaseException) -> str:
+    name = f"{type(exception).__module__}.{type(exception).__qualname__}".removeprefix("builtins.")
+    return ": ".join(filter(None, (name, _safe_str(exception))))
+
+
 def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> _Packed:
     """Return an exception and its causes as plain data.
 
@@ -147,7 +163,7 @@ def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> _Packed:
     members = exception.exceptions if isinstance(exception, BaseExceptionGroup) else ()
     pickled = None
     for in_parts in (False, True):  # in parts, if the constructor does not accept ``args``
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, SystemExit):  # pickling runs user code
             attempt = dumps((type(exception), exception.args, exception.__dict__) if in_parts else exception)
             _load(attempt)
             pickled = attempt

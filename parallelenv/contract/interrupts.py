@@ -8,6 +8,7 @@ the interrupt is delayed.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import signal
 import threading
@@ -53,3 +54,43 @@ class DeferSigint:
             self._previous(_INTERRUPT, inspect.currentframe())
         else:
             signal.raise_signal(signal.SIGINT)
+
+
+_SIGNALS = tuple(
+    int(getattr(signal, name))
+    for name in (
+        *("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"),
+        *("SIGVTALRM", "SIGPROF", "SIGXCPU", "SIGBREAK"),
+    )
+    if hasattr(signal, name)
+)
+"""The signals that programs handle: Ctrl-C, requests to end, timers, limits, and those without a fixed meaning."""
+
+
+def signal_behind(error: BaseException) -> int | None:
+    """Return the number of the signal whose handler raised this exception; ``None`` if no signal handler did.
+
+    An exception that interrupts code of the user, such as a step of an env or the copying of its result, is not a
+    failure of that code. It must reach the program unchanged, whatever its type is. This function recognizes it by its
+    traceback: one of the frames runs the handler that is installed for a signal. The handler that raises
+    `KeyboardInterrupt` is in C and has no frame, so an exception of that type counts as one of SIGINT, unless the
+    process ignores SIGINT, as workers do. Handlers that an env installs while it steps, and removes before the step
+    ends, are the env's own. Python runs handlers only in the main thread.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        return None
+    codes: dict[Any, int] = {}
+    for number in _SIGNALS:
+        handler = _get_handler(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        if callable(handler):
+            for function in (handler, getattr(handler, "__func__", None), type(handler).__call__):
+                codes.setdefault(getattr(function, "__code__", None), number)
+    place = error.__traceback__
+    while place is not None:
+        if place.tb_frame.f_code in codes:
+            return codes[place.tb_frame.f_code]
+        place = place.tb_next
+    is_default = isinstance(error, KeyboardInterrupt) and callable(_get_handler(signal.SIGINT))
+    return int(signal.SIGINT) if is_default else None

@@ -8,7 +8,7 @@ import inspect
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -42,23 +42,32 @@ def get_worker_info() -> WorkerInfo | None:
     own facts, even if envs share a worker. Outside envs, and in threads that an env started itself, the result is
     ``None``.
     """
+    host: Any = next(running_hosts(), None)
+    return None if host is None or host.current is None else cast("WorkerInfo", host.describe(host.current))
+
+
+def running_hosts() -> Iterator[object]:
+    """Yield the hosts that are executing a command in this thread, innermost first.
+
+    There are several if an env has a `ParallelEnv` of its own.
+    """
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code not in _CALLERS_OF_ENVS:
+    while frame is not None:
+        if frame.f_code in _CALLERS_OF_ENVS:
+            yield frame.f_locals[frame.f_code.co_varnames[0]]
         frame = frame.f_back
-    if frame is None:
-        return None
-    host: Any = frame.f_locals[frame.f_code.co_varnames[0]]
-    return None if host.current is None else cast("WorkerInfo", host.describe(host.current))
 
 
+HOST_THREADS: set[int] = set()
+"""Ids of the threads that do nothing but execute the commands of a host."""
 _CALLERS_OF_ENVS: set[CodeType] = set()
-"""Code objects of the functions in whose frames `get_worker_info` finds the host."""
+"""Code objects of the functions in whose frames `running_hosts` finds the host."""
 
 
 def calls_envs(function: _Function) -> _Function:
-    """Mark a function whose first argument is a host. While it runs, `get_worker_info` queries this host.
+    """Mark a function whose first argument is a host. While it runs, the host is one of the `running_hosts`.
 
-    `get_worker_info` finds the host on the call stack, because Python removes a call from the stack no matter how the
+    `running_hosts` finds the host on the call stack, because Python removes a call from the stack no matter how the
     call ends. If a variable held the host instead, Ctrl-C could prevent the variable from being reset.
     """
     _CALLERS_OF_ENVS.add(function.__code__)
@@ -67,7 +76,7 @@ def calls_envs(function: _Function) -> _Function:
 
 @calls_envs
 def call_for(host: object, call: Callable[[], _Value]) -> _Value:
-    """Call a function. While it runs, `get_worker_info` queries ``host``."""
+    """Call a function. While it runs, ``host`` is one of the `running_hosts`."""
     return call()
 
 

@@ -154,6 +154,7 @@ class Engine:
         try:
             self.pool = Pool(backend, env_factories, spec=spec, **pool_arguments)
             self._finalizer = weakref.finalize(self, _close_dropped, self.pool)
+            self.guard.is_called_by_env = self.pool.is_called_by_env
             self.pool.build(done_policy, spaces)
             self.pool.timeout = timeout
         except BaseException:

@@ -1,4 +1,4 @@
-"""A guard that refuses calls from other threads and from forked processes, and calls after the object was closed."""
+"""A guard that refuses calls from envs, other threads and forked processes, and calls after the object was closed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from parallelenv.contract.tracebacks import shorten, shortens_tracebacks
+from parallelenv.contract.worker_info import HOST_THREADS
 from parallelenv.errors import ClosedError, ParallelEnvError, UsageError
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -32,6 +33,8 @@ class Guard:
         home: Id of the process that made the object.
         users: A dict that is empty while no call is in progress; otherwise, its only key ``""`` maps to the outermost
             call. It is a dict because ``setdefault`` is atomic.
+        is_called_by_env: A function that returns whether code that a worker of the object is running in this thread,
+            such as a step of an env, makes the current call. Such a call is refused, because the worker is busy.
         tracer: An object whose ``begin()`` and ``end()`` are called when an outermost call starts and ends, and whose
             ``finish()`` is called before the workers are ended; ``None`` if there is none.
     """
@@ -39,6 +42,7 @@ class Guard:
     def __init__(self, name: str = "ParallelEnv", ended: str = "closed", unrepeatable: tuple[str, ...] = ()) -> None:
         self.is_closed = False
         self.users: dict[str, Use] = {}
+        self.is_called_by_env: Callable[[], bool] = bool
         self.tracer: Any = None
         self._name = name
         self._ended = ended
@@ -49,18 +53,26 @@ class Guard:
         """Return True unless the object is closed, or was made in another process, from which this one was forked."""
         return not self.is_closed and _process["id"] == self.home
 
-    def check_within(self, use: Use, outermost: Use) -> None:
+    def check(self, use: Use, outermost: Use) -> None:
         """Raise a `UsageError` unless the call ``use`` may be made while the call ``outermost`` is in progress.
 
-        The thread of the outermost call may make further calls, except unrepeatable ones. Other threads may not.
+        The thread of the outermost call may make further calls, except unrepeatable ones. Other threads may not, and
+        envs may not either: not even if there is no other call, so that ``use`` itself is the outermost one.
         """
         (thread, call), (other_thread, other) = use, outermost
+        if self.is_called_by_env():
+            within = "" if use is outermost else f" during {other}()"
+            raise UsageError(
+                f"{call}() was called{within} by an env of this {self._name}, or by a policy that runs in a worker. "
+                "The worker cannot answer while it is running that code. Make the call between the calls of your own "
+                "loop, and give the envs what they need with set_env_attr() or in their actions."
+            )
         if thread != other_thread:
             raise UsageError(
                 f"{call}() was called while another thread is in {other}() of this {self._name}. Use one per thread, "
                 "or a lock."
             )
-        if call in self._unrepeatable:
+        if call in self._unrepeatable and use is not outermost:
             raise UsageError(
                 f"{call}() was called within {other}() of this {self._name}, by its policy or a callback. "
                 "Call it afterwards."
@@ -102,10 +114,10 @@ class Guard:
 def single_threaded(method: _Method, call: str | None = None) -> _Method:
     """Decorate a method so that only one thread at a time can call the decorated methods of an object.
 
-    While one of them runs, its thread may make further calls, but calls from other threads are refused. Calls are also
-    refused once the object is closed, and in a forked process. Exceptions that the method raises get a short traceback;
-    see `short_tracebacks`. The object's ``_guard`` must be a `Guard`. Error messages use ``call``, the name of the
-    public method; ``None`` means the name of ``method``.
+    While one of them runs, its thread may make further calls, but calls from other threads and from envs are refused.
+    Calls are also refused once the object is closed, and in a forked process. Exceptions that the method raises get a
+    short traceback; see `short_tracebacks`. The object's ``_guard`` must be a `Guard`. Error messages use ``call``, the
+    name of the public method; ``None`` means the name of ``method``.
     """
     name = call or method.__name__.lstrip("_")
 
@@ -120,9 +132,9 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
             # `setdefault` is atomic. An interrupt between `setdefault` and the assignment cannot lock this thread out,
             # because `finally` also looks in `users`.
             outermost = guard.users.setdefault("", use)
-            if outermost is not use:
-                guard.check_within(use, outermost)
-            elif guard.tracer is not None:
+            if outermost is not use or use[0] in HOST_THREADS:
+                guard.check(use, outermost)
+            if outermost is use and guard.tracer is not None:
                 guard.tracer.begin()
             return method(self, *args, **kwargs)
         except BaseException as error:

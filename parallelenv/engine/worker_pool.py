@@ -35,7 +35,7 @@ from parallelenv.contract.protocol import (
     WorkerSpec,
 )
 from parallelenv.contract.spaces import Info, Spaces, common_space
-from parallelenv.contract.worker_info import ProcessInfo
+from parallelenv.contract.worker_info import ProcessInfo, running_hosts
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.groups import Groups
 from parallelenv.engine.tickets import Ticket
@@ -310,6 +310,14 @@ class Pool:
         """Return the envs themselves, in env id order, if they live in this process; ``None`` otherwise."""
         hosts: list[Any] = [getattr(worker.channel, "host", None) for worker in self._workers]
         return None if None in hosts else tuple(env for host in hosts for env in host.envs)
+
+    def is_called_by_env(self) -> bool:
+        """Return whether code that a host of this pool is running in this thread makes the current call.
+
+        This can be an env, the copying of its result, or the policy of a rollout.
+        """
+        own = [getattr(worker.channel, "host", None) for worker in list(self._workers)]
+        return any(host in own for host in running_hosts())
 
     # ---------------------------------------------------------------- commands
 

@@ -31,7 +31,7 @@ from parallelenv.contract.copying import Broadcast, deep_copy, deep_copy_but_gra
 from parallelenv.contract.env_specs import is_env, is_vector_env
 from parallelenv.contract.error_text import count, list_ids, name_envs, show
 from parallelenv.contract.failures import Failure
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSigint, signal_behind
 from parallelenv.contract.protocol import (
     EXHAUSTED,
     Command,
@@ -317,14 +317,18 @@ class Host:
                 running.run(running, running.remaining())
             except BaseException as error:  # noqa: BLE001 (reported as a failure of the current env)
                 self._record_failure(error, running)
-            else:
-                yield running.reply
+                if command.operation != "rollout":  # go on with the remaining envs
+                    continue
+            yield running.reply
 
     def _record_failure(self, error: BaseException, running: RunningCommand) -> None:
         reply, doing = running.reply, running.doing
-        if not running.num_started:
+        is_interrupt = self.in_caller and signal_behind(error) is not None
+        if is_interrupt and not running.num_started:
             raise error
-        env_id, *others = running.current_ids
+        # If no env has started, all of them fail: for example, there was no memory for the steps of a rollout.
+        env_id, *others = running.current_ids or running.command.env_ids
+        running.num_started = running.num_started or len(running.counts)
         if isinstance(error, ExhaustedError) and doing == "reset" and not others:  # the env keeps its state
             writer, row = self.writer, env_id - self.writer.first
             writer.rewards[row] = 0.0
@@ -332,7 +336,7 @@ class Host:
             unknown = [None for array in writer.batch.states if array is None]  # loose leaves before the first state
             loose = writer.loose.get(row, unknown) or None
             reply.values[env_id] = Extra(EXHAUSTED, loose, is_exhausted=True)
-        elif isinstance(error, KeyboardInterrupt) and self.in_caller:
+        elif is_interrupt:
             state = "their states are" if others else "its state is"
             text = (
                 f"{name_envs(running.current_ids)} {'were' if others else 'was'} interrupted in the middle of {doing}; "
@@ -699,7 +703,7 @@ class Host:
             if callable(close):
                 close()
         except BaseException as error:  # an env that cannot close must not prevent the others from closing
-            if isinstance(error, KeyboardInterrupt) and self.in_caller:  # otherwise the env itself raised it
+            if self.in_caller and signal_behind(error) is not None:  # otherwise the env itself raised it
                 raise
 
     def reset(self, env_id: int, each: tuple[int | None, Info | None], common: object) -> Extra | None:

@@ -20,6 +20,7 @@ from parallelenv.contract.arguments import ActionReader, Policy
 from parallelenv.contract.batch import Array, Batch, Field, Index, Layout, gather_states
 from parallelenv.contract.copying import cannot_travel, deep_copy, loads, pickle_roundtrip
 from parallelenv.contract.failures import Failure
+from parallelenv.contract.interrupts import signal_behind
 from parallelenv.contract.protocol import Command, Extra, Reply
 from parallelenv.contract.rollout_data import (
     EpisodeEnds,
@@ -172,7 +173,9 @@ def _copy(what: str, value: Any) -> Any:
     """
     try:
         return pickle_roundtrip(value)
-    except Exception as error:  # pickling runs user code, which may raise anything
+    except BaseException as error:  # pickling runs user code, which may raise anything
+        if signal_behind(error) is not None:
+            raise
         raise UnpicklableError(
             f"{what} cannot be copied to the caller ({type(error).__name__}: {error}). Return plain data."
         ) from error
@@ -243,7 +246,7 @@ class HostRollout:
 
 
 def _record_policy_failure(error: BaseException, host: StepSource, chunk: RolloutChunk) -> None:
-    if isinstance(error, KeyboardInterrupt) and host.in_caller:
+    if host.in_caller and signal_behind(error) is not None:
         raise error
     chunk.broken = chunk.broken or Failure(error, chunk.env_ids[0], "the policy")
 
@@ -337,7 +340,7 @@ class ChunkRecorder:
                 if info or reward or reset_info:
                     extra = Extra(deep_copy(info), None, deep_copy(reward), None, deep_copy(reset_info))
                     chunk.said[step, env_id] = extra
-            except Exception as error:  # noqa: BLE001 (copying runs user code, which may raise anything)
+            except BaseException as error:  # noqa: BLE001 (copying runs user code, which may raise anything)
                 why = cannot_travel(reply.values[env_id], error)
                 failures[env_id] = Failure(why, env_id, "the copying of its result")
         failed = [chunk.env_ids.index(env_id) for env_id in failures]

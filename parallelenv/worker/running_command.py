@@ -92,7 +92,7 @@ class RunningCommand:
         """
         try:
             return result.copied()
-        except Exception as error:  # copying runs user code, which may raise anything
+        except BaseException as error:  # copying runs user code, which may raise anything
             self.doing = "the copying of its result"
             raise cannot_travel(result, error) from error
 

@@ -24,7 +24,7 @@ from scripts import start
 from parallelenv import ParallelEnv
 from parallelenv.autotune import doctor
 from parallelenv.backends import _fork_server
-from parallelenv.errors import WorkerDiedError
+from parallelenv.errors import EnvError, WorkerDiedError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each worker imports by itself")
 NUM_WORKERS = 3
@@ -253,7 +253,10 @@ def test_thread_that_ends_while_child_processes_are_listed_is_ignored(monkeypatc
 
 @pytest.mark.parametrize(
     ("body", "kind", "message"),
-    [("from . import part; raise KeyError('lost')", KeyError, "lost"), ("raise SystemExit(3)", SystemExit, "3")],
+    [
+        ("from . import part; raise KeyError('lost')", KeyError, "lost"),
+        ("raise SystemExit(3)", EnvError, "SystemExit: 3"),
+    ],
 )
 def test_exception_during_import_is_raised_by_the_worker(
     make_package: MakePackage, body: str, kind: type[BaseException], message: str

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import os
 import sys
 import threading
 import weakref
@@ -13,12 +15,13 @@ import pytest
 from fragile import GO_ON, WAIT, fragile
 
 from parallelenv import ParallelEnv
-from parallelenv.backends.thread import ThreadBackend
+from parallelenv.backends.thread import ThreadBackend, ThreadChannel
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.env_specs import make_factories
 from parallelenv.contract.protocol import Command, WorkerSpec
-from parallelenv.errors import WorkerTimeoutError
+from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
 from parallelenv.testing.envs import Counter
+from parallelenv.worker.host import Host
 
 
 def test_replies_that_arrive_before_the_caller_waits_leave_nothing_behind() -> None:
@@ -83,3 +86,52 @@ def test_step_that_ends_after_close_does_not_change_results(tmp_path: Path) -> N
         for thread in threads:
             thread.join()
         assert states[:, 1].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), MemoryError("no room")])
+def test_thread_that_ends_by_an_exception_is_dead(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException
+) -> None:
+    def fail(host: Host, command: Command) -> Any:
+        if command.operation == "step" and 3 in command.env_ids:
+            raise error
+        return execute(host, command)
+
+    execute = Host.execute
+    with ParallelEnv(fragile(tmp_path), "thread", num_cpus=2, timeout=20.0) as env:
+        env.reset()
+        monkeypatch.setattr(Host, "execute", fail)
+        with pytest.raises(WorkerDiedError, match=f"thread was ended by {type(error).__name__}") as caught:
+            env.step([GO_ON] * 4)
+        assert "raise error" in str(caught.value)  # the traceback
+        assert (caught.value.env_ids, caught.value.pid) == ((2, 3), os.getpid())
+        assert caught.value.partial.env_ids.tolist() == [0, 1]  # type: ignore[attr-defined]
+        with pytest.raises(WorkerDiedError):
+            env.get_env_attr("number")
+        monkeypatch.undo()
+        assert env.restart(3) == (2, 3)
+        env.reset([2, 3])
+        assert env.step([GO_ON] * 4).states[:, 1].tolist() == [2, 2, 1, 1]
+
+
+def test_event_loop_is_woken_by_the_end_of_a_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def receive() -> None:
+        env.send([GO_ON] * 4)
+        await env.arecv(min_envs=4, timeout=20.0)
+
+    def fail(host: Host, command: Command) -> Any:
+        raise SystemExit(3)
+
+    with ParallelEnv(fragile(tmp_path), "thread", num_cpus=1) as env:
+        env.reset()
+        monkeypatch.setattr(Host, "execute", fail)
+        with pytest.raises(WorkerDiedError, match="SystemExit: 3"):
+            asyncio.run(receive())
+
+
+def test_thread_that_ends_without_a_report_is_dead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def serve(channel: ThreadChannel) -> None: ...
+
+    monkeypatch.setattr(ThreadChannel, "_serve", serve)
+    with pytest.raises(WorkerDiedError, match=r"Its thread has ended\."):
+        ParallelEnv(fragile(tmp_path), "thread", num_cpus=1)
