@@ -18,6 +18,7 @@ import cloudpickle
 import cloudpickle.cloudpickle as dynamic
 import numpy as np
 
+from parallelenv.contract.interrupts import signal_behind
 from parallelenv.contract.tensors import imported_torch, is_tensor
 from parallelenv.errors import UnpicklableError
 
@@ -51,7 +52,9 @@ def pickles(value: object) -> bool:
     """Return whether a value can be pickled, sent to another process and unpickled there."""
     try:
         loads(dumps(value))
-    except Exception:  # noqa: BLE001 (the value cannot be copied, whatever the reason)
+    except Exception as error:  # the value cannot be copied, whatever the reason
+        if signal_behind(error) is not None:
+            raise
         return False
     return True
 
@@ -94,7 +97,9 @@ def deep_copy(value: Any) -> Any:
             return copied
     try:
         return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001 (user code; values that other processes could receive must be copied, too)
+    except Exception as error:  # user code; values that other processes could receive must be copied, too
+        if signal_behind(error) is not None:
+            raise
         return loads(dumps(value))
 
 
@@ -247,6 +252,8 @@ def pickled(content: object, what: str, way_out: str) -> Array:
     try:
         packed = dumps(content)
     except Exception as error:  # pickling runs user code, which may raise anything
+        if signal_behind(error) is not None:
+            raise
         raise UnpicklableError(
             f"{what} cannot be copied to the workers ({type(error).__name__}: {error}). Nothing was sent. {way_out}"
         ) from error

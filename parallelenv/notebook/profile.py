@@ -24,6 +24,7 @@ from parallelenv.contract.arguments import is_number
 from parallelenv.contract.batch import Array
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import count, duration, format_table, list_ids, name_range, show
+from parallelenv.contract.interrupts import signal_behind
 from parallelenv.contract.protocol import ManageRequest
 from parallelenv.contract.worker_info import clock_id, this_process
 from parallelenv.engine.thread_guard import single_threaded_in
@@ -402,7 +403,7 @@ class Recorder:
         ended = perf_counter()
         self._guard.tracer = None
         self._engine.pool.is_traced = False
-        is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
+        is_interrupt = error is not None and signal_behind(error) is not None
         deadline = time.monotonic() + (INTERRUPTED_TIMEOUT if is_interrupt else COLLECT_TIMEOUT)
         workers: list[WorkerRecord] = []
         while True:
