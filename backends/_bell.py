@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from parallelenv.backends._pipe import PipeChannel, sched_yield
 from parallelenv.backends._shared_memory import SharedMemory
 from parallelenv.contract.codec import PLAIN_STEPS, Message, StepSubset
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals, Ignore
 from parallelenv.contract.protocol import Reply
 from parallelenv.errors import WorkerStartError
 
@@ -97,7 +97,7 @@ class Bell:
         self._memory: SharedMemory | None = SharedMemory.create(self.nbytes)
         self.words = memoryview(self._memory.map).cast("Q")
         self._lines: dict[tuple[int, ...], int] = {}
-        with DeferSigint():
+        with DeferSignals():
             try:
                 self._descriptors.extend(os.eventfd(value, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for value in (0, 1, 0))
             except OSError as error:
@@ -139,7 +139,7 @@ class Bell:
             return
 
     def close(self) -> None:
-        with DeferSigint():
+        with DeferSignals():
             while self._descriptors:
                 os.close(self._descriptors.pop())
             self.words = memoryview(b"").cast("Q")
@@ -233,7 +233,7 @@ class BellChannel(PipeChannel):
 
     def connect_bell(self) -> None:
         # An OSError means that the host has died, which its first command reports.
-        with contextlib.suppress(OSError), DeferSigint():
+        with DeferSignals(), contextlib.suppress(OSError):
             self.notify(BellAccess(self.line, self._bell.nbytes))
             self._bell.send(self.wire.connection, self.process.pid)
 
@@ -353,7 +353,7 @@ class BellStep:
             rings = words[0] - 1
             for (channel, _), (_, word) in zip(self._parts, self._awaited, strict=True):
                 if words[channel.line + SEEN] != rings and words[channel.line + TAKEN] != word:
-                    with contextlib.suppress(OSError):  # if the worker has died, the poll below finds out
+                    with Ignore(OSError):  # if the worker has died, the poll below finds out
                         channel.wire.send(LOOK)
         found = self._group.poll(max(0.0, until - time.perf_counter()) * 1000)
         if len(found) != 1 or found[0][0] != self._bell.fileno:

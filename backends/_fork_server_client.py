@@ -16,7 +16,7 @@ from typing import Any
 
 from parallelenv.backends._fork_server import CHANGED, FileState, ImportResult, have_changed, serve_forks
 from parallelenv.backends._process import ForkedProcess, starting
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals
 from parallelenv.worker.worker_log import WorkerLog
 
 _VOLATILE = ("PYTEST_CURRENT_TEST", "RAY_", "PYTHONBREAKPOINT")
@@ -76,7 +76,7 @@ class ForkServer:
     def fork_server(self, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
         environment, path = self.adapted(surroundings[2], surroundings[0])
         arguments = {**_settings("parallelenv-fork-server"), "sys_path": path}, environment
-        with DeferSigint():
+        with DeferSignals():
             ours, theirs = multiprocessing.Pipe()
             with theirs:
                 forked = self._fork("fork_server", arguments, theirs.fileno())
@@ -144,7 +144,7 @@ class ForkServer:
 
     def end(self) -> None:
         """End the server at once. Its workers continue."""
-        with DeferSigint():
+        with DeferSignals():
             self._requests.close()
             if self._process.is_alive():
                 with contextlib.suppress(ProcessLookupError):  # it has ended since the check

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 
 from parallelenv.contract.batch import Array, Batch, Layout, copied
 from parallelenv.contract.copying import cannot_be_given, cannot_travel, deep_copy, deep_copy_but_graph
 from parallelenv.contract.failures import Failure
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals, signal_behind
 from parallelenv.contract.protocol import Backend, Command, Death, EnvFacts, Extra, RepeatedStep, Reply, WorkerSpec
 from parallelenv.contract.worker_info import call_for
 from parallelenv.worker.host import Host
@@ -40,9 +40,9 @@ class InProcessChannel:
     def pack(self, command: Command) -> Command:
         return command if command.each is None else copy_arguments(command)
 
-    def execute(self, command: Command) -> Reply:
+    def execute(self, command: Command, dropped: Collection[int] = ()) -> Reply:
         """Execute a command and return the reply with copies of the values. Copying runs code of the envs as well."""
-        reply = self.host.execute(command)
+        reply = self.host.execute(command, dropped)
         return call_for(self.host, functools.partial(copy_values, reply)) if reply.values else reply
 
     def advance(self) -> bool:
@@ -65,28 +65,37 @@ class CallerChannel(InProcessChannel):
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(Host(spec, in_caller=True))
-        self._queue: deque[Command] = deque()
+        self._queue: deque[tuple[Command, set[int]]] = deque()  # with the envs that `drop` has left out
 
     def send(self, packed: Command) -> None:
-        self._queue.append(packed)
+        self._queue.append((packed, set()))
 
     def advance(self) -> bool:
-        # If Ctrl-C interrupts a command, the command stays in the queue, and the next call of this method continues it
-        # with the next env.
+        # If a signal interrupts a command, the command stays in the queue, and the next call of this method continues
+        # it with the next env.
         if not self._replies and self._queue:
-            self._replies.append(self.execute(self._queue[0]))
+            self._replies.append(self.execute(*self._queue[0]))
         return bool(self._replies)
 
     def receive(self) -> Reply:
-        # The engine calls this method in a section that Ctrl-C does not interrupt. Otherwise, an interrupt could leave
+        # The engine calls this method in a section that signals do not interrupt. Otherwise, an interrupt could leave
         # the command in the queue, and the host could later execute it again.
         self._queue.popleft()
         return super().receive()
 
+    def drop(self, env_ids: Iterable[int], numbers: Container[int]) -> None:
+        """Leave out envs of commands whose results are no longer wanted.
+
+        Only commands that step or reset envs are affected: the one that was interrupted, and those in ``numbers``.
+        """
+        for command, dropped in self._queue:
+            if command.writes_rows and (command.number in numbers or command.number == self.host.running.number):
+                dropped.update(env_ids)
+
     def kill(self) -> None:
         self._queue.clear()
         self.host.close()
-        with DeferSigint():  # an interrupt in a `__del__` would be lost
+        with DeferSignals():  # an interrupt in a `__del__` would be lost
             self.host.detach()  # frees the memory now, not only when the user deletes the closed ParallelEnv
 
 
@@ -145,6 +154,8 @@ def copy_arguments(command: Command) -> Command:
         try:
             copies.append(copied(argument))
         except Exception as error:
+            if signal_behind(error) is not None:
+                raise
             raise cannot_be_given(command.operation, env_id, argument, error) from error
     command.each = copies
     return command
@@ -160,7 +171,9 @@ def copy_values(reply: Reply) -> Reply:
         try:
             if type(value) is not EnvFacts:
                 reply.values[env_id] = value.copied() if type(value) is Extra else deep_copy(value)
-        except BaseException as error:  # noqa: BLE001 (copying runs user code, which may raise anything)
+        except BaseException as error:  # copying runs user code, which may raise anything
+            if signal_behind(error) is not None:
+                raise
             del reply.values[env_id]
             reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
     return reply

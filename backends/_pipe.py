@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from parallelenv.backends._shared_memory import BatchAccess, SharedMemory
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.codec import HEADER, Message, encode_reply, split_body
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals
 from parallelenv.contract.message_channel import MessageChannel
 from parallelenv.contract.protocol import Death, Printed, Reply
 from parallelenv.worker.worker_log import WorkerLog
@@ -155,7 +155,7 @@ class PipeChannel(MessageChannel):
         memory: SharedMemory = batch.owner
         # An interrupt between the two messages would make the host wait forever for the announced memory. An OSError
         # means that the host has died, which its next command reports.
-        with contextlib.suppress(OSError), DeferSigint():
+        with DeferSignals(), contextlib.suppress(OSError):
             self.notify(BatchAccess(batch.layout))
             memory.send(self.wire.connection, self.process.pid)
 
@@ -192,7 +192,7 @@ class PipeChannel(MessageChannel):
 
     def hang_up(self) -> None:
         """Close the caller's end of the pipe, which makes the host exit."""
-        with DeferSigint():
+        with DeferSignals():
             if not self.wire.connection.closed:
                 self._group.unwatch(self)
                 self.wire.connection.close()
@@ -206,6 +206,6 @@ class PipeChannel(MessageChannel):
                 self.process.kill()
             self.process.join(_KILL_TIMEOUT)
             self.process.close()
-        with DeferSigint():  # `is_closed` is set last, because an interrupted `kill` is called again
+        with DeferSignals():  # `is_closed` is set last, because an interrupted `kill` is called again
             self._log.close()
             self.is_closed = True

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals, Ignore
 
 _REPORT_TIMEOUT = 1.0
 """Seconds to wait for the fork server's report that a process has ended."""
@@ -58,12 +58,12 @@ class WorkerProcess:
         server imports a module.
         """
         connection.wait([self._process.sentinel], _REPORT_TIMEOUT)
-        with DeferSigint():
+        with DeferSignals():
             code = self._process.exitcode
         return None if code == UNKNOWN else code
 
     def is_alive(self) -> bool:
-        with DeferSigint():
+        with DeferSignals():
             # Other code in this process may already have waited for the worker process. `multiprocessing` then never
             # learns that the worker process has ended. After a fork server has ended, nothing reports the ends of its
             # workers.
@@ -73,12 +73,12 @@ class WorkerProcess:
     def join(self, timeout: float = math.inf) -> None:
         deadline = time.monotonic() + timeout
         while self.is_alive() and (left := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(OSError):  # the process does not exist, or this system has no /proc
+            with Ignore(OSError):  # the process does not exist, or this system has no /proc
                 fields = _status(self.pid)
                 if fields[_STATE] == b"Z" and int(fields[_PARENT]) != os.getpid():
                     return  # it has ended, but its fork server, which is importing a module, has not noticed yet
             if connection.wait([self._process.sentinel], min(left, _CHECK_INTERVAL)):
-                with DeferSigint():
+                with DeferSignals():
                     self._process.join(_CHECK_INTERVAL)
                 return
 
@@ -102,7 +102,7 @@ class WorkerProcess:
         return forked
 
     def close(self) -> None:
-        with DeferSigint():
+        with DeferSignals():
             self._process.close()
 
 
@@ -173,7 +173,7 @@ def starting(method: str) -> Iterator[None]:
 
     Only one thread at a time can be in such a block, and Ctrl-C is delayed until the block ends.
     """
-    with _STARTING, DeferSigint():
+    with _STARTING, DeferSignals():
         if method != "fork":
             resource_tracker.ensure_running()  # if it started later, it would unblock the signal that is blocked below
         # Hide the main module from workers, so that they do not import it and it needs no guard. Pickles made by
@@ -225,5 +225,5 @@ _STATE, _PARENT = 0, 1  # indices in the result of `_status`
 
 def _status(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat after the name."""
-    with DeferSigint(), open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+    with DeferSignals(), open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
         return file.read(4096).rpartition(b")")[2].split()

@@ -28,7 +28,7 @@ from parallelenv.backends._ray_cluster import SHUT_DOWN, Cluster
 from parallelenv.contract.batch import Array, frozen
 from parallelenv.contract.codec import Message, decode
 from parallelenv.contract.copying import Broadcast
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals
 from parallelenv.contract.message_channel import MessageChannel
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Command, Death, Printed, Reply
@@ -211,7 +211,7 @@ class ActorHandle:
 
     def serve(self) -> tuple[Connection, WorkerLog]:
         """Make the actor, which is a `RayHost`, execute commands that arrive over a socket."""
-        with DeferSigint():
+        with DeferSignals():
             log: Any = WorkerLog.create()
             with contextlib.suppress(OSError):  # if the actor has died, its first command reports the death
                 reduction.send_handle(self.commands, log.fileno, self.pid)
@@ -261,7 +261,7 @@ class ActorHandle:
         # If the connections were closed first, the actor would end by itself, and Ray would print that an actor died
         # unexpectedly.
         self._has_hung_up(_END_TIMEOUT)  # Ctrl-C may interrupt this wait; then `close` is called again
-        with DeferSigint():
+        with DeferSignals():
             for connection in (self.lifeline, self.commands):
                 if connection is not None:
                     connection.close()
@@ -337,7 +337,7 @@ def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
     while expected:
         if not wait([listener], _CONNECT_TIMEOUT):
             raise WorkerStartError(f"A Ray actor has not connected to the caller within {_CONNECT_TIMEOUT:.0f} s.")
-        with DeferSigint():
+        with DeferSignals():
             accepted, _ = listener.accept()
             pid = _CREDENTIALS.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
             if pid in expected:
@@ -487,7 +487,7 @@ def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
     if ready and len(calls) > 1:  # find all other calls that have returned, without waiting
         ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
     for call in ready:
-        with DeferSigint():  # after an interrupt, the result could not be fetched a second time
+        with DeferSignals():  # after an interrupt, the result could not be fetched a second time
             calls[call].finish(call)
 
 

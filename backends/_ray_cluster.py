@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from parallelenv.contract.error_text import show
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals
 from parallelenv.contract.tracebacks import warn_user
 from parallelenv.errors import ArgumentError, WorkerStartError
 
@@ -116,7 +116,7 @@ class Cluster:
     def leave(self) -> None:
         # When no pool uses the connection any more, it ends, unless this process has started the cluster or the user
         # has made the connection.
-        with self._lock, DeferSigint():
+        with self._lock, DeferSignals():
             self._num_members -= 1
             if not self._num_members and not self.is_own:
                 self._end()
@@ -125,7 +125,7 @@ class Cluster:
         import ray
 
         if self is Cluster._present and not self._is_users and self.is_connected:
-            with DeferSigint():  # after an interrupted shutdown, Ray could not be started again
+            with DeferSignals():  # after an interrupted shutdown, Ray could not be started again
                 ray.shutdown()
                 self._take_away_variables()
                 Cluster._present = None
@@ -203,7 +203,7 @@ class Reservation:
         from ray.util import placement_group
 
         self._options = options
-        with DeferSigint():
+        with DeferSignals():
             self._group = placement_group([bundle_of(one) for one in options], strategy=strategy)
             self.give_back = weakref.finalize(self, _release, self._group, cluster)
             self.give_back.atexit = False  # at exit, Ray itself removes the group

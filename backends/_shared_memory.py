@@ -5,7 +5,6 @@ The memory has no name in a file system, so nothing is left behind: the system f
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import mmap
@@ -22,7 +21,7 @@ import numpy as np
 
 from parallelenv.contract.batch import Array, DType, Layout, aligned
 from parallelenv.contract.cpu_cores import cgroup_files
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals, Ignore
 from parallelenv.errors import WorkerStartError
 
 _CGROUP_FILES = (
@@ -38,7 +37,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
     ``root`` is the parent folder of ``proc`` and ``sys``; tests pass a temporary folder.
     """
     found: list[int] = []
-    with contextlib.suppress(OSError):  # not Linux, or no descriptor is available
+    with Ignore(OSError):  # not Linux, or no descriptor is available
         lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
         found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     for limit, usage, prefix in _CGROUP_FILES:
@@ -66,7 +65,7 @@ class SharedMemory:
     def create(
         cls, nbytes: int, what: str = "The batch needs", way_out: str = "Use fewer envs or smaller states"
     ) -> SharedMemory:
-        with DeferSigint():
+        with DeferSignals():
             fileno = -1
             try:
                 if hasattr(os, "memfd_create"):  # on Linux, without a file system, because /dev/shm may be full
@@ -100,13 +99,13 @@ class SharedMemory:
 
     def send(self, connection: Connection, pid: int) -> None:
         """Send the file descriptor of the memory to the process with id ``pid``, through a duplex pipe."""
-        with DeferSigint():
+        with DeferSignals():
             reduction.send_handle(connection, self._fileno, pid)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # When the interpreter exits, the system closes the descriptor, and globals of this module may be missing.
         if not is_finalizing():
-            with DeferSigint():
+            with DeferSignals():
                 os.close(self._fileno)
 
 

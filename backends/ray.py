@@ -45,7 +45,7 @@ from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.codec import encode
 from parallelenv.contract.error_text import count, show
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals
 from parallelenv.contract.packed_worker_spec import PackageVersion, PackedSpec, package_version
 from parallelenv.contract.protocol import Backend, Channel, Command, Printed, RepeatedStep, WorkerSpec
 from parallelenv.errors import ArgumentError, WorkerStartError
@@ -259,7 +259,7 @@ class RayBackend(Backend):
     def connect(self, actor: ActorHandle, workers: Sequence[StartedWorker]) -> list[PipeChannel]:
         """Return channels that reach the workers of an actor on this machine without Ray calls."""
         (worker,) = workers
-        with DeferSigint():
+        with DeferSignals():
             return [self._group.connect(actor, *actor.serve(), worker.env_ids)]
 
     def _await_start(self, actors: Sequence[ActorHandle], options: Sequence[ActorOptions]) -> None:
@@ -340,7 +340,7 @@ class RayBackend(Backend):
             actor.terminate()
         for actor in self._started:
             actor.close()
-        with DeferSigint():
+        with DeferSignals():
             if self._reservation is not None:
                 self._reservation.give_back()
             if self._cluster is not None:

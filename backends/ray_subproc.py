@@ -30,7 +30,7 @@ from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.contract.codec import PRINTED, BroadcastContent, Message, decode, encode
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals, signal_behind
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Death, Printed
 from parallelenv.errors import WorkerStartError
@@ -295,7 +295,7 @@ class RaySubprocBackend(RayBackend):
         try:
             while len(channels) < len(workers) and actor.commands.poll(_HAND_OVER_TIMEOUT):
                 worker = workers[len(channels)]
-                with DeferSigint():
+                with DeferSignals():
                     number = actor.commands.recv()
                     pipe, log, status = (reduction.recv_handle(actor.commands) for _ in range(3))
                     if number == worker.host_number:
@@ -307,6 +307,8 @@ class RaySubprocBackend(RayBackend):
                         for fileno in (pipe, log, status):
                             os.close(fileno)
         except (EOFError, OSError) as error:
+            if signal_behind(error) is not None:
+                raise
             raise WorkerStartError("A Ray actor has ended before it had given its workers to the caller.") from error
         if len(channels) < len(workers):
             text = f"A Ray actor has not given its workers to the caller within {_HAND_OVER_TIMEOUT:.0f} s."

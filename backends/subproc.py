@@ -7,7 +7,6 @@ are in shared memory. In a step, each worker receives one small message and send
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import multiprocessing
@@ -29,6 +28,7 @@ from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import EnvFactory, modules_of, pack_factories
 from parallelenv.contract.error_text import did_you_mean, show
+from parallelenv.contract.interrupts import Ignore, signal_behind
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Backend, Channel, Command, Printed, RepeatedStep, WorkerSpec
 from parallelenv.contract.tracebacks import warn_user
@@ -109,7 +109,7 @@ class SubprocBackend(Backend):
                 self._group.use_bell(len(packed))
             started = self._start_processes(packed)
             for worker, sent in started:
-                with contextlib.suppress(OSError):  # if the worker has died, its first command reports the death
+                with Ignore(OSError):  # if the worker has died, its first command reports the death
                     worker.notify(sent)
                     if isinstance(shared, SharedArrays):
                         shared.memory.send(worker.wire.connection, worker.process.pid)
@@ -149,6 +149,8 @@ class SubprocBackend(Backend):
             except OSError as error:
                 if log is not None:
                     log.close()
+                if signal_behind(error) is not None:
+                    raise
                 if isinstance(error, ConnectionError) and time.monotonic() < deadline:
                     server = None  # the fork server has died: start a new one
                     continue

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from parallelenv.backends._in_process import InProcessBackend, InProcessChannel
 from parallelenv.contract.batch import Batch
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals, Ignore
 from parallelenv.contract.protocol import Channel, Command, Death, HostDied, Printed, Reply, WorkerSpec
 from parallelenv.contract.worker_info import HOST_THREADS
 from parallelenv.errors import WorkerStartError
@@ -130,7 +130,7 @@ class ThreadBackend(InProcessBackend):
     def wait(self, channels: Sequence[Channel], timeout: float | None, wanted: int = 1) -> Sequence[Channel]:  # noqa: D102 (see Backend)
         deadline = None if timeout is None else time.monotonic() + timeout
         if self._ringing is not None:  # before the check for replies, so that none is missed
-            with contextlib.suppress(OSError):
+            with Ignore(OSError):
                 self._ringing.recv(4096)
         # The queue only wakes the caller, and `advance` shows which channels have a reply: Ctrl-C cannot lose a reply.
         while not (ready := [one for one in channels if isinstance(one, ThreadChannel) and one.advance()]):
@@ -145,7 +145,7 @@ class ThreadBackend(InProcessBackend):
         if os.name != "posix":
             return None
         if self._ringing is None:
-            with DeferSigint():
+            with DeferSignals():
                 self._ringing, bell = socket.socketpair()
                 self._ringing.setblocking(False)
                 bell.setblocking(False)

@@ -35,6 +35,7 @@ from parallelenv.contract.batch import Array, has_true
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import count, show
+from parallelenv.contract.interrupts import signal_behind
 from parallelenv.contract.protocol import Lookup, MethodCall, WorkerSpec
 from parallelenv.contract.spaces import Action, Info, Space, Spaces, State, batched
 from parallelenv.contract.tracebacks import reports_failures, short_tracebacks, shortens_tracebacks, warn_user
@@ -1509,6 +1510,9 @@ class ParallelEnv:
                 env.close()
             except BaseException as error:  # noqa: BLE001 (raised below, after all objects are closed)
                 errors.append(error)
+        for one in errors:
+            if signal_behind(one) is not None:
+                raise one
         if errors:
             raise BaseExceptionGroup("Errors were raised while closing.", errors)
 

@@ -17,6 +17,7 @@ import cloudpickle
 import numpy as np
 
 from parallelenv.contract.batch import Array
+from parallelenv.contract.interrupts import Ignore
 from parallelenv.contract.spaces import State
 from parallelenv.errors import ArgumentError
 
@@ -239,7 +240,7 @@ def _is_same(left: Any, right: Any) -> bool:
         return bool(left.dtype == right.dtype and left.tobytes() == right.tobytes())
     if hasattr(left, "__array__"):  # tensors of other libraries, whose == returns a tensor
         return difference(np.asarray(left), np.asarray(right)) is None
-    with contextlib.suppress(Exception):  # an __eq__ that fails does not show that the values are equal
+    with Ignore(Exception):  # an __eq__ that fails does not show that the values are equal
         if left == right:
             return True
     with contextlib.suppress(pickle.PicklingError, TypeError, AttributeError):  # for objects equal only to themselves

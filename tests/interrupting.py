@@ -1,17 +1,19 @@
-"""Ctrl-C at any line that a call executes."""
+"""Ctrl-C, a time limit or a request to end, at any line that a call executes."""
 
 from __future__ import annotations
 
 import dis
+import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+import pytest
 from gymnasium.spaces import Box, Discrete
 
 _EVERYWHERE = ("parallelenv", "backends", "multiprocessing")
@@ -20,20 +22,60 @@ _EVERYWHERE = ("parallelenv", "backends", "multiprocessing")
 _NOP = dis.opmap["NOP"]
 
 
+class Interrupt(NamedTuple):
+    """A signal, and the exception that its handler raises."""
+
+    number: signal.Signals
+    error: type[BaseException]
+
+
+CTRL_C = Interrupt(signal.SIGINT, KeyboardInterrupt)
+TIME_LIMIT = Interrupt(signal.SIGALRM, TimeoutError)
+REQUEST_TO_END = Interrupt(signal.SIGTERM, SystemExit)
+
+
+class Moments:
+    """Numbers of lines, each with the interrupt that comes before it: every so many lines, from the first."""
+
+    def __init__(self, *interrupts: Interrupt, stride: int = 1) -> None:
+        self._interrupts = interrupts
+        self.stride = stride
+
+    def __iter__(self) -> Iterator[tuple[int, Interrupt]]:
+        return zip(itertools.count(1, self.stride), itertools.cycle(self._interrupts), strict=False)
+
+    def every(self, stride: int) -> Moments:
+        """Return so many times fewer moments, for a test whose calls take long."""
+        return Moments(*self._interrupts, stride=stride * self.stride)
+
+
+at_many_moments = pytest.mark.parametrize(
+    "moments",
+    [
+        pytest.param(Moments(CTRL_C), id="ctrl-c"),
+        pytest.param(Moments(TIME_LIMIT, REQUEST_TO_END, stride=7), id="others"),
+        pytest.param(Moments(TIME_LIMIT), id="time limit", marks=pytest.mark.long),
+        pytest.param(Moments(REQUEST_TO_END), id="request to end", marks=pytest.mark.long),
+    ],
+)
+"""Runs a test with Ctrl-C before every line, and with other signals before some lines or, if long, before every line.
+
+The marked tests cannot be timed by SIGALRM, see `pytest.mark.timeout`.
+"""
+
+
 class Outcome(NamedTuple):
     line: str  # before which the interrupt came; empty if the call had fewer lines
     error: type[BaseException] | None  # not the error itself: its traceback would keep the objects of the call alive
-
-    @property
-    def is_raised(self) -> bool:
-        return self.error is KeyboardInterrupt
+    is_raised: bool  # whether the error is that of the interrupt
 
 
 class _Tracer:
-    """Sends this process SIGINT before the line of that number, in files of whose paths one is a part."""
+    """Sends this process a signal before the line of that number, in files of whose paths one is a part."""
 
-    def __init__(self, number: int, paths: Sequence[str]) -> None:
+    def __init__(self, number: int, paths: Sequence[str], sent: signal.Signals) -> None:
         self._left = number
+        self._sent = sent
         self._paths = paths
         self._pid = os.getpid()
         self.line = ""
@@ -45,15 +87,24 @@ class _Tracer:
             self._left -= 1
             if self._left <= 0 and frame.f_code.co_code[frame.f_lasti] != _NOP:
                 self.line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(self._sent)
         return self.trace
 
 
-def interrupt_at(number: int, call: Callable[[], Any], paths: Sequence[str] = _EVERYWHERE) -> Outcome:
+def interrupt_at(
+    number: int, call: Callable[[], Any], paths: Sequence[str] = _EVERYWHERE, interrupt: Interrupt = CTRL_C
+) -> Outcome:
     """Make a call and interrupt it before a line: the one of that number, from 1, in files with such parts of paths."""
-    tracer = _Tracer(number, paths)
+    tracer = _Tracer(number, paths, interrupt.number)
     error: type[BaseException] | None = None
     made: Any = None
+
+    def raise_error(*_: object) -> None:
+        raise interrupt.error
+
+    before: Any = signal.getsignal(interrupt.number)
+    if interrupt is not CTRL_C:
+        signal.signal(interrupt.number, raise_error)
     found = sys.gettrace()
     sys.settrace(tracer.trace)
     try:
@@ -62,8 +113,9 @@ def interrupt_at(number: int, call: Callable[[], Any], paths: Sequence[str] = _E
         error = type(raised)
     finally:
         sys.settrace(found)
+        signal.signal(interrupt.number, before)
     del made
-    return Outcome(tracer.line, error)
+    return Outcome(tracer.line, error, error is interrupt.error)
 
 
 class Counting(gym.Env[Any, Any]):

@@ -327,7 +327,7 @@ def test_delayed_interrupt_reaches_a_handler_of_an_event_loop_once() -> None:
     async def play() -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, seen.append, 1)
-        with interrupts.DeferSigint():
+        with interrupts.DeferSignals():
             interrupt()
         for _ in range(5):
             await asyncio.sleep(0)
@@ -340,7 +340,7 @@ def test_delayed_interrupt_reaches_a_handler_of_an_event_loop_once() -> None:
 def test_sigint_handler_of_a_program_that_embeds_python_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupts, "_get_handler", lambda number: None)  # Python does not know such a handler
     before = signal.getsignal(signal.SIGINT)
-    with interrupts.DeferSigint():
+    with interrupts.DeferSignals():
         assert signal.getsignal(signal.SIGINT) is before
 
 

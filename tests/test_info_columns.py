@@ -15,7 +15,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupting import interrupt_at
+from interrupting import Moments, at_many_moments, interrupt_at
 from modes import LOCAL, ORACLE, PROCESSES, THREADS
 
 from parallelenv import ParallelEnv
@@ -227,9 +227,11 @@ CHANGING = partial(Replaying, [{"n": n} if n <= 8 else {"n": n, "other": [n]} fo
 """Its info has another form after eight steps."""
 
 
+@at_many_moments
+@pytest.mark.timeout(method="thread")
 @pytest.mark.parametrize("mode", LOCAL)
 @pytest.mark.parametrize("num_changes", [1, 2], ids=["learned", "given up"])
-def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_changes: int) -> None:
+def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_changes: int, moments: Moments) -> None:
     def step_or_receive() -> None:
         result = env.recv(2) if env.engine.in_flight else env.step([0, 0])
         assert [info["n"] for info in result.infos] == result.states[:, 0].tolist()
@@ -243,16 +245,15 @@ def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_chan
             seen += columns[-1] is not columns[-2]
         return steps
 
-    num_steps = 0
-    for number in itertools.count(0, 1 if mode == ORACLE else 4):  # the others start workers
+    with ParallelEnv([CHANGING] * 2, mode, "continue", 2) as env:
+        env.reset()
+        num_steps = num_steps_until(num_changes)
+    for number, interrupt in moments.every(1 if mode == ORACLE else 4):  # the others start workers
         with ParallelEnv([CHANGING] * 2, mode, "continue", 2) as env:
             env.reset()
-            if not number:
-                num_steps = num_steps_until(num_changes)
-                continue
             for _ in range(num_steps - 1):
                 step_or_receive()
-            outcome = interrupt_at(number, step_or_receive, ("engine/worker_pool.py",))
+            outcome = interrupt_at(number, step_or_receive, ("engine/worker_pool.py",), interrupt)
             for _ in range(4):
                 step_or_receive()
         if not outcome.line:

@@ -1,4 +1,4 @@
-"""Ctrl-C before any line of a step: every result is delivered once and in order, and no env is skipped."""
+"""A signal before any line of a step: every result is delivered once and in order, and no env is skipped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupting import Counting, interrupt_at
+from interrupting import Counting, Moments, at_many_moments, interrupt_at
 from modes import ORACLE, PROCESSES, THREADS
 
 from parallelenv import ParallelEnv, get_worker_info
@@ -22,6 +22,7 @@ ZEROS = [0] * NUM_ENVS
 IN_WAITS = ["parallelenv/worker", "backends"]
 CALLER_STEPS = {"caller_steps": True, "num_cpus": 2}
 here_and_in_caller_steps = pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, CALLER_STEPS)])
+pytestmark = pytest.mark.timeout(method="thread")
 with_bell = pytest.mark.skipif(not HAS_BELL, reason="there is no bell")
 
 
@@ -35,6 +36,7 @@ def receive(env: ParallelEnv) -> list[float] | None:
         return []
 
 
+@at_many_moments
 @pytest.mark.parametrize("env_ids", [None, [2, 0, 3]], ids=["all", "some"])
 @pytest.mark.parametrize(
     ("mode", "options", "way"),
@@ -53,7 +55,7 @@ def receive(env: ParallelEnv) -> list[float] | None:
     ids=itertools.count(),
 )
 def test_interrupted_step_is_delivered_once_and_in_order(
-    mode: str, options: dict[str, Any], way: str, env_ids: Any, monkeypatch: pytest.MonkeyPatch
+    mode: str, options: dict[str, Any], way: str, env_ids: Any, moments: Moments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step takes the general way, is a planned one, or is the first that is planned."""
     monkeypatch.setattr(Engine, "plans_steps", way != "general")
@@ -61,14 +63,14 @@ def test_interrupted_step_is_delivered_once_and_in_order(
     actions = [0] * len(env_ids or ZEROS)
     num_received, lost = 0, []
     with ParallelEnv([Counting] * NUM_ENVS, mode, "continue", **{"num_cpus": 2, **options}) as env:
-        for line in itertools.count(1):
+        for line, interrupt in moments:
             env.reset()
             if way == "first":
                 env.engine.plans.clear()
             for _ in range(count):
                 env.step(actions, env_ids)
             assert any(plan.is_valid() for plan in env.engine.plans.values()) is (way == "planned")
-            outcome = interrupt_at(line, lambda: env.step(actions, env_ids))
+            outcome = interrupt_at(line, lambda: env.step(actions, env_ids), interrupt=interrupt)
             if not outcome.line:
                 break
             assert outcome.is_raised, outcome
@@ -83,7 +85,7 @@ def test_interrupted_step_is_delivered_once_and_in_order(
             elif made[0]:  # the call was about to return
                 lost.append(outcome.line)
             assert env.step(actions, env_ids).states[:, 0].tolist() == [count + made[0] + 1] * len(actions), outcome
-    assert num_received > 15
+    assert num_received > 15 // moments.stride
     assert len(lost) <= 15, lost
 
 
@@ -100,25 +102,28 @@ class Telling(Counting):
         return *others, {"word": "fifth"} if self.count == 5 else info
 
 
+@at_many_moments
 @pytest.mark.parametrize("call", ["recv", "look"])
 @pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, {"num_cpus": 2}), (PROCESSES, CALLER_STEPS)])
-def test_command_whose_wait_was_interrupted_is_executed_once(mode: str, options: dict[str, Any], call: str) -> None:
+def test_command_whose_wait_was_interrupted_is_executed_once(
+    mode: str, options: dict[str, Any], call: str, moments: Moments
+) -> None:
     """If it stayed in the queue, it would be executed again when a planned step has to use the queue.
 
     A method that is still running makes the plan invalid.
     """
     num_received = 0
     with ParallelEnv([Telling] * NUM_ENVS, mode, "continue", timeout=20, **options) as env:
-        for line in itertools.count(1):
+        for line, interrupt in moments:
             env.reset()
             for _ in range(3):
                 env.step(ZEROS)
             env.set_env_attr("looks", 0)
             if call == "recv":
                 env.send(ZEROS)
-                outcome = interrupt_at(line, lambda: env.recv(NUM_ENVS), IN_WAITS)
+                outcome = interrupt_at(line, lambda: env.recv(NUM_ENVS), IN_WAITS, interrupt)
             else:
-                outcome = interrupt_at(line, lambda: env.customized_method("look"), IN_WAITS)
+                outcome = interrupt_at(line, lambda: env.customized_method("look"), IN_WAITS, interrupt)
             if not outcome.line:
                 break
             assert outcome.is_raised, outcome
@@ -129,7 +134,7 @@ def test_command_whose_wait_was_interrupted_is_executed_once(mode: str, options:
             for count in (5, 6) if call == "recv" else (4, 5, 6):
                 assert env.step(ZEROS).states[:, 0].tolist() == [count] * NUM_ENVS, outcome
             assert max(env.get_env_attr("looks")) <= 1, outcome
-        assert (num_received if call == "recv" else line) > 15
+        assert (num_received if call == "recv" else line) > 15 // moments.stride
 
 
 class Trained(Counting):
@@ -166,13 +171,16 @@ def test_interrupted_method_is_not_called_on_the_remaining_envs(mode: str, optio
         assert caught.value.env_ids == tuple(range(first, NUM_ENVS))  # type: ignore[attr-defined]
 
 
+@at_many_moments
 @pytest.mark.parametrize(("mode", "options"), [(ORACLE, {}), (PROCESSES, {"num_cpus": 2})])
-def test_step_wait_returns_the_step_of_an_interrupted_step_async(mode: str, options: dict[str, Any]) -> None:
+def test_step_wait_returns_the_step_of_an_interrupted_step_async(
+    mode: str, options: dict[str, Any], moments: Moments
+) -> None:
     num_sent = 0
     with ParallelEnv([Counting] * NUM_ENVS, mode, "continue", **options) as env:
-        for line in itertools.count(1):
+        for line, interrupt in moments:
             env.reset()
-            outcome = interrupt_at(line, lambda: env.step_async(ZEROS))
+            outcome = interrupt_at(line, lambda: env.step_async(ZEROS), interrupt=interrupt)
             if not outcome.line:
                 break
             assert outcome.is_raised, outcome
@@ -180,7 +188,110 @@ def test_step_wait_returns_the_step_of_an_interrupted_step_async(mode: str, opti
             with contextlib.nullcontext() if is_sent else pytest.raises(NothingInFlightError):
                 assert env.step_wait().states[:, 0].tolist() == [1] * NUM_ENVS
             num_sent += is_sent
-    assert num_sent > 5
+    assert num_sent > 5 // moments.stride
+
+
+stepped_here: list[int] = []
+"""Ids of the envs of this process in the order of their steps."""
+
+
+class Stopping(Counting):
+    """Interrupts the caller in the step of the caller's first env, if ``stops`` is true."""
+
+    stops = False
+
+    def step(self, action: Any) -> Any:
+        info: Any = get_worker_info()
+        stepped_here.append(info.env_id)
+        if self.stops and info.env_id == (0 if info.num_workers == 1 else 2):
+            signal.raise_signal(signal.SIGINT)
+        return super().step(action)
+
+
+def interrupt_first(env: ParallelEnv, plans: bool) -> list[int]:
+    """Interrupt a step; return the ids of those envs of the caller that have not begun it."""
+    env.reset()
+    for _ in range(3 if plans else 0):
+        env.step(ZEROS)
+    assert any(plan.is_valid() for plan in env.engine.plans.values()) is plans
+    stepped_here.clear()
+    Stopping.stops = True  # not in the workers, which have classes of their own
+    with pytest.raises(KeyboardInterrupt):
+        env.step(ZEROS)
+    Stopping.stops = False
+    (first,) = stepped_here
+    stepped_here.clear()
+    return list(range(first + 1, NUM_ENVS))
+
+
+with_and_without_plan = pytest.mark.parametrize("plans", [False, True], ids=["", "plan"])
+
+
+@with_and_without_plan
+@pytest.mark.parametrize("call", ["reset", "restart"])
+@here_and_in_caller_steps
+def test_rest_of_an_interrupted_step_is_not_executed_after_it_is_dropped(
+    mode: str, options: dict[str, Any], call: str, plans: bool
+) -> None:
+    with ParallelEnv([Stopping] * NUM_ENVS, mode, "continue", **options) as env:
+        assert interrupt_first(env, plans)
+        if call == "reset":
+            env.reset()
+        else:
+            assert env.restart() == tuple(range(NUM_ENVS))
+            env.get_env_attr("spec")
+        assert stepped_here == []
+        env.reset()
+        with pytest.raises(NothingInFlightError):
+            env.recv()
+        assert env.step(ZEROS).states[:, 0].tolist() == [1] * NUM_ENVS
+
+
+@with_and_without_plan
+@here_and_in_caller_steps
+def test_interrupted_step_of_envs_that_are_not_reset_is_received(
+    mode: str, options: dict[str, Any], plans: bool
+) -> None:
+    with ParallelEnv([Stopping] * NUM_ENVS, mode, "continue", **options) as env:
+        left = interrupt_first(env, plans)
+        env.reset(left[:1])
+        assert stepped_here == left[1:]
+        dropped, first = left[0], left[0] - 1
+        with pytest.raises(EnvInterruptedError, match=rf"env {first} was interrupted in the middle of step") as caught:
+            env.recv(NUM_ENVS)
+        partial: Any = caught.value.partial  # type: ignore[attr-defined]
+        assert sorted(partial.env_ids) == [one for one in range(NUM_ENVS) if one not in (dropped, first)]
+        assert set(partial.states[:, 0]) == {4 if plans else 1}
+        env.reset(first)
+        count = [5 if plans else 2] * NUM_ENVS
+        count[first] = count[dropped] = 1
+        assert env.step(ZEROS).states[:, 0].tolist() == count
+
+
+@with_and_without_plan
+@here_and_in_caller_steps
+def test_calls_after_an_interrupted_step_come_after_its_rest(mode: str, options: dict[str, Any], plans: bool) -> None:
+    """As in workers, which execute all that they were sent, in order."""
+    with ParallelEnv([Stopping] * NUM_ENVS, mode, "continue", **options) as env:
+        left = interrupt_first(env, plans)
+        found = env.get_env_attr("count")
+        assert stepped_here == left
+        count = 4 if plans else 1
+        assert found == [count - (one == left[0] - 1) for one in range(NUM_ENVS)]
+        with pytest.raises(EnvInterruptedError):
+            env.recv(NUM_ENVS)
+        assert stepped_here == left
+
+
+@here_and_in_caller_steps
+def test_sent_step_is_executed_before_a_reset_in_every_mode(mode: str, options: dict[str, Any]) -> None:
+    """Otherwise, a reset without a seed would depend on the mode."""
+    with ParallelEnv([Stopping] * NUM_ENVS, mode, "continue", **options) as env:
+        env.reset()
+        stepped_here.clear()
+        env.send(ZEROS)
+        env.reset()
+        assert stepped_here == list(range(NUM_ENVS))[0 if mode == ORACLE else 2 :]
 
 
 LENGTH = 4
@@ -194,23 +305,24 @@ class Ending(Counting):
         return state, reward, self.count == LENGTH, False, {}
 
 
-@pytest.mark.parametrize("plans", [False, True], ids=["", "plan"])
+@at_many_moments
+@with_and_without_plan
 @here_and_in_caller_steps
 def test_interrupted_step_starts_the_requested_episodes(
-    mode: str, options: dict[str, Any], plans: bool, monkeypatch: pytest.MonkeyPatch
+    mode: str, options: dict[str, Any], plans: bool, moments: Moments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With next-step autoreset a planned step reads which envs have ended, and clears these flags."""
     monkeypatch.setattr(Engine, "plans_steps", plans)
     num_begun = 0
     with contextlib.closing(ParallelEnv([Counting, Ending] * 2, mode, **options).to_gymnasium("NextStep")) as env:
         engine = env.parallel_env.engine
-        for line in itertools.count(1):
+        for line, interrupt in moments:
             env.reset()
             for _ in range(LENGTH):
                 terminations = env.step(np.array(ZEROS))[2]
             assert terminations.tolist() == [False, True] * 2
             assert any(plan.is_valid() for plan in engine.plans.values()) is plans
-            outcome = interrupt_at(line, lambda: env.step(np.array(ZEROS)), IN_WAITS)
+            outcome = interrupt_at(line, lambda: env.step(np.array(ZEROS)), IN_WAITS, interrupt)
             if not outcome.line:
                 break
             assert outcome.is_raised, outcome
@@ -218,4 +330,4 @@ def test_interrupted_step_starts_the_requested_episodes(
                 found = env.step_wait()[0][:, 0].tolist()
                 assert found == [LENGTH + 1, 0] * 2, outcome
                 num_begun += 1
-        assert num_begun > 5
+        assert num_begun > 5 // moments.stride

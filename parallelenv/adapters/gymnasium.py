@@ -29,6 +29,7 @@ from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array, DType
 from parallelenv.contract.env_specs import make_factories
 from parallelenv.contract.error_text import show
+from parallelenv.contract.interrupts import signal_behind
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.spaces import Action, Env, Info, Space, State, describe_value
 from parallelenv.contract.tracebacks import reports_failures, short_tracebacks, warn_user
@@ -357,11 +358,12 @@ class GymnasiumVectorEnv(VectorEnv[State, Action, Array]):
     def _finish(self, name: str, timeout: float | None, wait: Callable[..., Any]) -> tuple[Sequence[int], Any]:
         """Wait for a started call; return its env ids and result. After a timeout, this method can be called again."""
         begun = self._take(name, timeout)
-        self._begun = None
         try:
+            self._begun = None
             return begun.ticket.env_ids, wait(begun.ticket, timeout)  # type: ignore[union-attr]
-        except (WorkerTimeoutError, KeyboardInterrupt) as error:
-            if reports_failures(error):
+        except BaseException as error:
+            is_over = not isinstance(error, WorkerTimeoutError) and signal_behind(error) is None
+            if is_over or reports_failures(error):
                 raise
             self._begun = begun
             if isinstance(error, WorkerTimeoutError) and begun.ticket.pending:  # type: ignore[union-attr]

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from parallelenv import registry
 from parallelenv.collect.collector import CollectorBase, check_maker, check_optional
 from parallelenv.collect.scheduler import CollectorEnv, CollectRequest, Scheduler, zstandard
 from parallelenv.contract.arguments import Policy, check_base_seed, check_flags, check_positive, is_number
+from parallelenv.contract.copying import pickles
 from parallelenv.contract.error_text import count, did_you_mean, show
 from parallelenv.contract.spaces import Info
 from parallelenv.engine.thread_guard import single_threaded
@@ -312,8 +312,6 @@ def _start(
         raise
     except UnpicklableError as error:
         for name, make in makers.items():
-            try:
-                cloudpickle.dumps(make)
-            except Exception:  # noqa: BLE001 (pickling runs user code, which may raise anything)
+            if not pickles(make):
                 error.add_note(f"The envs of a CollectorSet are collectors, and {name}={show(make)} cannot be pickled.")
         raise

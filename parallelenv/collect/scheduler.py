@@ -18,7 +18,7 @@ import numpy as np
 from parallelenv.collect.collector import Collector, derived_seed, import_package
 from parallelenv.contract.copying import Broadcast, loads
 from parallelenv.contract.failures import Failure, add_note, put, raise_failures, with_note
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals, signal_behind
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.rollout_data import map_leaves
 from parallelenv.contract.tracebacks import reports_failures
@@ -105,7 +105,9 @@ class CollectorEnv(Collector):
             part.data, part.seconds = self._gather(
                 request.num_steps, lambda num_made: num_made > 0 and time.perf_counter() >= end, progress=False
             )
-        except Exception as error:  # noqa: BLE001 (user code runs; the error is sent)
+        except Exception as error:  # user code runs; the error is sent
+            if signal_behind(error) is not None:
+                raise
             made = getattr(error, "partial", None)
             if isinstance(made, Rollout):
                 num_steps = int(np.flatnonzero((made.valid | made.dones).any(axis=1)).max(initial=-1)) + 1
@@ -230,7 +232,8 @@ class Scheduler:
         try:
             self._catch_up(self.idle)
         except Exception as error:
-            if reports_failures(error) or not isinstance(error, WorkerTimeoutError):
+            is_temporary = isinstance(error, WorkerTimeoutError) or signal_behind(error) is not None
+            if reports_failures(error) or not is_temporary:
                 self._settings, self.version = before
             raise
 
@@ -286,7 +289,7 @@ class Scheduler:
         """Send requests to idle collectors, all at once so that the workers of a node start and reply together."""
         ranks = list(requests)
         self._catch_up(ranks)
-        with DeferSigint():  # otherwise an interrupt after `send` leaves a collector in flight that counts as idle
+        with DeferSignals():  # otherwise an interrupt after `send` leaves a collector in flight that counts as idle
             self.env.send(list(requests.values()), ranks)
             for rank, request in requests.items():
                 self.members[rank].request = request
@@ -303,7 +306,7 @@ class Scheduler:
             try:
                 while not engine.poll(1, None, start):
                     self._pool.pump(time.monotonic() + HEARTBEAT)
-                with DeferSigint():  # otherwise an interrupt after `recv` loses the steps
+                with DeferSignals():  # otherwise an interrupt after `recv` loses the steps
                     batch = self.env.recv(1, 1, align="batch")  # does not wait
                     rank, part = int(batch.env_ids[0]), batch[0][0]
                     self._rest([rank])
@@ -329,7 +332,9 @@ class Scheduler:
         failed = sorted(set(self.busy).difference(self.env.engine.in_flight))
         if self._pool.death_failures(failed):
             self._replace_dead()
-            return
+            if signal_behind(error) is None:
+                return
+            raise error
         if failed:
             self._rest(failed, are_lost=True)
             self.env.reset(failed)

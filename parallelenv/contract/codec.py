@@ -119,10 +119,14 @@ def encode_command(command: Command, host_env_ids: tuple[int, ...], subsets: Map
     try:
         return Message(_PICKLED, command.number, _dump(pickler, command))
     except Exception as error:  # pickling runs user code, which may raise anything
+        if signal_behind(error) is not None:
+            raise
         for env_id, argument in zip(command.env_ids, command.each or (), strict=True):
             try:
                 _dump(_CloudPickler, argument)
-            except Exception as reason:  # noqa: BLE001 (the argument for which the error is raised)
+            except Exception as reason:  # the argument for which the error is raised
+                if signal_behind(reason) is not None:
+                    raise
                 raise cannot_be_given(command.operation, env_id, argument, reason) from error
         raise UnpicklableError(
             f"The arguments of {command.operation} cannot be copied to a worker ({error}). Nothing was sent."

@@ -257,6 +257,8 @@ def pickled(content: object, what: str, way_out: str) -> Array:
     try:
         packed = dumps(content)
     except Exception as error:  # pickling runs user code, which may raise anything
+        if signal_behind(error) is not None:
+            raise
         raise UnpicklableError(
             f"{what} cannot be copied to the workers ({type(error).__name__}: {error}). Nothing was sent. {way_out}"
         ) from error

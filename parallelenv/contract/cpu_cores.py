@@ -8,12 +8,13 @@ batch job, and it requires importing all of loky.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from parallelenv.contract.interrupts import Ignore
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,6 @@ def cgroup_files(controller: str, names: Sequence[str], root: Path = Path("/")) 
 
 
 def _read(path: Path) -> str:
-    with contextlib.suppress(OSError):
+    with Ignore(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
     return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import inspect
@@ -21,6 +20,7 @@ from gymnasium.utils import EzPickle
 from parallelenv.contract.attributes import look_up
 from parallelenv.contract.copying import dumps, loads, pickles
 from parallelenv.contract.error_text import did_you_mean, hint_at_make_argument, show
+from parallelenv.contract.interrupts import Ignore, signal_behind
 from parallelenv.contract.spaces import Env
 from parallelenv.contract.tracebacks import warn_user
 from parallelenv.contract.worker_info import ProcessInfo
@@ -201,6 +201,8 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
         try:
             packed[id(source)] = dumps(source)
         except Exception as error:  # pickling runs user code, which may raise anything
+            if signal_behind(error) is not None:
+                raise
             attributes = getattr(getattr(source, "unwrapped", source), "__dict__", {})
             guilty = [f"{name} ({type(value).__name__})" for name, value in attributes.items() if not pickles(value)]
             blame = f"These cannot be pickled: {', '.join(guilty)}. " if guilty else ""
@@ -328,7 +330,7 @@ def registered_by_user() -> dict[str, bytes]:
     packed = {}
     for name, spec in gymnasium.registry.items():
         if not str(spec.entry_point).startswith("gymnasium.envs."):
-            with contextlib.suppress(Exception):  # pickling runs user code
+            with Ignore(Exception):  # pickling runs user code
                 packed[name] = dumps(spec)
     return packed
 
@@ -340,7 +342,7 @@ def register_again(specs: Mapping[str, bytes]) -> None:
     """
     for name, packed in specs.items():
         if name not in gymnasium.registry:
-            with contextlib.suppress(Exception):  # unpickling runs user code
+            with Ignore(Exception):  # unpickling runs user code
                 gymnasium.registry[name] = loads(packed)
 
 

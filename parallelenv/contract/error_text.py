@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import islice
 
+from parallelenv.contract.interrupts import signal_behind
+
 _MOST_IDS = 16
 _LONGEST = 80
 """Maximum number of characters of a value that a message shows."""
@@ -43,13 +45,15 @@ _REPR = _Repr()
 def show(value: object) -> str:
     """Return a value as text, much as a user would write it in code.
 
-    This function never raises, even if the value has a broken ``__repr__``.
+    This function raises no error of the value's own, even if its ``__repr__`` is broken.
     """
     try:
         text = _REPR.repr(value)
         if len(text) > _LONGEST and isinstance(value, (list, tuple, set, frozenset, dict)):
             return f"<{type(value).__name__} of {count(len(value), 'item')}>"
-    except Exception:  # noqa: BLE001 (a broken __repr__, or an int of thousands of digits, must not hide the message)
+    except Exception as error:  # a broken __repr__, or an int of thousands of digits, must not hide the message
+        if signal_behind(error) is not None:
+            raise
         return f"<{type(value).__name__}>"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 

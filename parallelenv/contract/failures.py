@@ -7,7 +7,6 @@ an env that ends its own program must not end the caller's.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Any, TypeAlias
 from parallelenv.contract import tracebacks
 from parallelenv.contract.copying import dumps, loads
 from parallelenv.contract.error_text import count, list_ids
+from parallelenv.contract.interrupts import Ignore
 from parallelenv.contract.tracebacks import shorten
 from parallelenv.errors import EnvError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
 
@@ -118,7 +118,7 @@ def with_env_ids(error: WorkerDiedError | WorkerTimeoutError, env_ids: tuple[int
 
 def put(exception: BaseException, name: str, value: object) -> None:
     """Set an attribute, even if the exception's class forbids this (as a frozen dataclass does)."""
-    with contextlib.suppress(Exception):  # the user's class has a property with this name
+    with Ignore(Exception):  # the user's class has a property with this name
         object.__setattr__(exception, name, value)
 
 
@@ -163,7 +163,7 @@ def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> _Packed:
     members = exception.exceptions if isinstance(exception, BaseExceptionGroup) else ()
     pickled = None
     for in_parts in (False, True):  # in parts, if the constructor does not accept ``args``
-        with contextlib.suppress(Exception, SystemExit):  # pickling runs user code
+        with Ignore(Exception, SystemExit):  # pickling runs user code
             attempt = dumps((type(exception), exception.args, exception.__dict__) if in_parts else exception)
             _load(attempt)
             pickled = attempt
@@ -202,7 +202,7 @@ def _unpack(packed: _Packed, exception: BaseException | None = None) -> BaseExce
     The members of an exception group are loaded with the group; only their tracebacks and causes are added here.
     """
     if exception is None:
-        with contextlib.suppress(Exception):
+        with Ignore(Exception):
             exception = _load(packed["pickled"])
     if not isinstance(exception, BaseException):
         text = f"{packed['name']}: {packed['message']} (this exception cannot travel between processes)"

@@ -1,13 +1,15 @@
-"""Sections of code that Ctrl-C must not interrupt.
+"""Sections of code that Ctrl-C and other signals must not interrupt.
 
-A `KeyboardInterrupt` can be raised between any two bytecodes of the main thread: for example, after the caller has
-written a message but before it has recorded that. Caller and host would then disagree about which commands are pending.
-The caller may be interrupted while it *waits*; while it sends, records a reply, or opens or closes system resources,
-the interrupt is delayed.
+An exception that a signal handler raises, such as the `KeyboardInterrupt` of Ctrl-C or the error of a time limit, can
+be raised between any two bytecodes of the main thread: for example, after the caller has written a message but before
+it has recorded that. Caller and host would then disagree about which commands are pending. The caller may be
+interrupted while it *waits*; while it sends, records a reply, or opens or closes system resources, the handlers are
+called later.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import signal
@@ -16,55 +18,72 @@ import threading
 # `signal.signal` takes 3 us per call, mostly for enum conversions; the C function that it wraps takes 0.25 us.
 from _signal import getsignal as _get_handler  # type: ignore[import-not-found]
 from _signal import signal as _set_handler
+from collections.abc import Iterator
 from typing import Any
 
-_INTERRUPT = int(signal.SIGINT)
+_NAMES = "INT", "TERM", "ALRM", "HUP", "QUIT", "USR1", "USR2", "VTALRM", "PROF", "XCPU", "BREAK"
+_SIGNALS = tuple(int(getattr(signal, f"SIG{name}")) for name in _NAMES if hasattr(signal, f"SIG{name}"))
+"""The signals that programs handle: Ctrl-C, requests to end, timers, limits, and those without a fixed meaning."""
 
 
-class DeferSigint:
-    """A context manager that delays SIGINT until the end of the block. It is not reentrant.
+class DeferSignals:
+    """A context manager that delays the program's signal handlers until the end of the block. It is not reentrant.
 
-    Outside the main thread it does nothing, because Python runs signal handlers only in the main thread. It also does
-    nothing if a program that embeds Python has set the handler, because Python could not restore that handler. At the
-    end of the block, the previous handler is restored, and handles the delayed interrupt, if there was one.
+    Only handlers that are Python functions are delayed, because only these can raise exceptions: each of `_SIGNALS`
+    that has one gets another handler, which notes the signal. At the end of the block, the program's handlers are
+    restored, and handle the signals that came, in the order in which they came.
+
+    Outside the main thread the context manager does nothing, because Python runs signal handlers only in the main
+    thread. It does not replace a handler that a program that embeds Python has set either, because Python could not
+    restore that handler.
     """
 
     def __init__(self) -> None:
-        self._noted = False
-        self._previous: Any = None
-        self._main = None if _get_handler(_INTERRUPT) is None else threading.main_thread().ident
+        self._noted: dict[int, None] = {}  # a set in the order of arrival
+        self._previous: list[tuple[int, Any]] = []
+        self._main = threading.main_thread().ident
         self._handler = self._note  # bound once, to save look-ups
 
     def __enter__(self) -> None:
-        self._previous = None
-        if threading.get_ident() == self._main:
-            self._noted = False  # may be set if an earlier exit was interrupted; that interrupt was raised
-            self._previous = _set_handler(_INTERRUPT, self._handler)
+        if threading.get_ident() != self._main:
+            self._previous = []
+            return
+        self._noted = {}  # may not be empty if an earlier exit was interrupted; those signals were handled
+        self._previous = previous = []
+        try:
+            for number in _SIGNALS:
+                handler = _get_handler(number)  # takes 0.03 us
+                if callable(handler):
+                    previous.append((number, handler))
+                    _set_handler(number, self._handler)
+        except BaseException:  # raised by a handler that was not replaced yet
+            self.__exit__()
+            raise
 
-    def _note(self, *_: object) -> None:
-        self._noted = True
+    def _note(self, number: int, _: object) -> None:
+        self._noted[number] = None
 
     def __exit__(self, *error: object) -> None:
-        if self._previous is None:  # nothing was done
-            return
-        _set_handler(_INTERRUPT, self._previous)
-        if not self._noted:
-            return
-        if callable(self._previous):  # not by a second signal, which `signal.set_wakeup_fd` would report again
-            self._previous(_INTERRUPT, inspect.currentframe())
-        else:
-            signal.raise_signal(signal.SIGINT)
+        try:
+            for number, handler in self._previous:
+                _set_handler(number, handler)
+        except BaseException:  # raised by a handler that is restored already
+            self.__exit__()
+            raise
+        if self._noted:
+            noted, self._noted = iter(self._noted), {}
+            self._handle(noted, dict(self._previous))
 
+    def _handle(self, noted: Iterator[int], handlers: dict[int, Any]) -> None:
+        """Call the handlers of these signals, also if one of them raises.
 
-_SIGNALS = tuple(
-    int(getattr(signal, name))
-    for name in (
-        *("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"),
-        *("SIGVTALRM", "SIGPROF", "SIGXCPU", "SIGBREAK"),
-    )
-    if hasattr(signal, name)
-)
-"""The signals that programs handle: Ctrl-C, requests to end, timers, limits, and those without a fixed meaning."""
+        They are not called by sending the signals again, because `signal.set_wakeup_fd` would report them twice.
+        """
+        for number in noted:
+            try:
+                handlers[number](number, inspect.currentframe())
+            finally:
+                self._handle(noted, handlers)
 
 
 def signal_behind(error: BaseException) -> int | None:
@@ -94,3 +113,14 @@ def signal_behind(error: BaseException) -> int | None:
         place = place.tb_next
     is_default = isinstance(error, KeyboardInterrupt) and callable(_get_handler(signal.SIGINT))
     return int(signal.SIGINT) if is_default else None
+
+
+class Ignore(contextlib.suppress):
+    """Like `contextlib.suppress`, but an exception that a signal handler raised is not suppressed.
+
+    A handler may raise any type of exception; a time limit usually raises `TimeoutError`, which is an `OSError`.
+    """
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *frames: Any) -> bool:
+        """Return whether the exception is suppressed."""
+        return bool(super().__exit__(kind, error, *frames)) and (error is None or signal_behind(error) is None)

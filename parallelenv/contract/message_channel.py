@@ -13,7 +13,7 @@ from typing import Any
 from parallelenv.contract import codec
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.codec import DONE, Message, StepSubset
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals, Ignore
 from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Reply
 
 _OVERHEAD = 2048
@@ -145,7 +145,7 @@ class MessageChannel(ABC):
         """
         if env_ids not in self._subsets and len(self._subsets) < codec.MOST_SUBSETS:
             number = len(self._subsets) + 1
-            with DeferSigint():
+            with DeferSignals():
                 self.notify(StepSubset(number, env_ids))
                 self._subsets[env_ids] = number
 
@@ -157,7 +157,7 @@ class MessageChannel(ABC):
         message = codec.encode(anything)
         if self._unread:
             self._unread[-1] += message.nbytes + _OVERHEAD
-        with contextlib.suppress(OSError):
+        with Ignore(OSError):
             self.send_message(message)
 
 
@@ -172,7 +172,7 @@ class MessageStep:
     def __init__(self, parts: Sequence[tuple[MessageChannel, Message]], wait: Callable[..., Sequence[Any]]) -> None:
         self._parts = parts
         self._wait = wait
-        self._shield = DeferSigint()  # no message may be written or read twice
+        self._shield = DeferSignals()  # no message may be written or read twice
         self._number = 0
         self._pending: dict[MessageChannel, int] = {}  # place in `parts` of each channel without a reply
         self._done: list[int] = []  # places of the channels whose reply was read and is only `DONE`

@@ -245,7 +245,9 @@ class Death:
 class Channel(Protocol):
     """The caller's access to one host, wherever the host runs."""
 
-    in_caller: bool  #: Whether the host runs in the caller's thread, and only while the caller waits for it.
+    #: Whether the host runs in the caller's thread, and only while the caller waits for it. If so, the channel has the
+    #: method `parallelenv.backends._in_process.CallerChannel.drop`.
+    in_caller: bool
 
     def pack(self, command: Command) -> Any:
         """Return a command in the form in which `send` takes it.

@@ -19,6 +19,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from parallelenv.contract.error_text import show
+from parallelenv.contract.interrupts import signal_behind
 from parallelenv.contract.tensors import as_array, imported_torch, is_tensor
 from parallelenv.errors import EnvContractError
 
@@ -133,6 +134,8 @@ class Structure:
                 values = [as_array(value).astype(space.dtype, copy=False) for value in values]
             return concatenate(space, values, empty)
         except Exception as error:  # a user's own space may raise anything
+            if signal_behind(error) is not None:
+                raise
             raise EnvContractError(f"The envs' results cannot be batched: {error}.") from error
 
 

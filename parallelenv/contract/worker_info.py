@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import os
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+from parallelenv.contract.interrupts import Ignore
 
 if TYPE_CHECKING:
     from parallelenv.contract.batch import Array
@@ -96,7 +97,7 @@ class ProcessInfo(NamedTuple):
 
         A page that n processes share counts as 1/n of a page.
         """
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # ended, another user's process, or not Linux
+        with Ignore(OSError, UnicodeDecodeError):  # ended, another user's process, or not Linux
             if self.is_near:
                 text = Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii")
                 found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)

@@ -49,7 +49,7 @@ from parallelenv.contract.copying import deep_copy_but_graph
 from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.error_text import list_ids
 from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, with_note
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals, signal_behind
 from parallelenv.contract.protocol import NOTHING, Backend, Extra, Lookup, MethodCall, WorkerSpec
 from parallelenv.contract.spaces import Action, Info, Spaces, State, pick_rows
 from parallelenv.engine.assemble import Assembler, Form, first_states, refuse_other_rewards
@@ -89,7 +89,7 @@ async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]],
         wakers.add(wake)
         if fileno is not None:
             # NotImplementedError: the usual loop on Windows; OSError: too many open files.
-            with contextlib.suppress(NotImplementedError, OSError), DeferSigint():
+            with DeferSignals(), contextlib.suppress(NotImplementedError, OSError):
                 # Watch a copy, because a loop has one reader per descriptor, and because the backend may close its own
                 # descriptor during the sleep.
                 descriptor = os.dup(fileno)
@@ -97,7 +97,7 @@ async def sleep_until_woken(fileno: int | None, wakers: set[Callable[[], None]],
                 nap = min(HEARTBEAT, left)
         await asyncio.wait([woken], timeout=nap)
     finally:
-        with DeferSigint():
+        with DeferSignals():
             wakers.discard(wake)
             if descriptor >= 0:
                 if not loop.is_closed():
@@ -235,12 +235,13 @@ class Engine:
         env_ids: Sequence[int],
         *,
         separately: bool = False,
+        is_awaited: bool = False,
         announce: Callable[[Ticket], None] = lambda _: None,
     ) -> Ticket:
         """Send a step of envs, with one action for each env.
 
-        See `EnvTable.enter` for ``separately``, and `Pool.submit` for ``announce``. If an error is raised, nothing has
-        been sent.
+        See `EnvTable.enter` for ``separately``, `Ticket` for ``is_awaited``, and `Pool.submit` for ``announce``. If an
+        error is raised, nothing has been sent.
         """
         table, done_policy = self.table, self.done_policy
         self.refuse_unsteppable(env_ids)
@@ -248,6 +249,7 @@ class Engine:
         each = self.actions.write(self.pool.batch, action, env_ids, stepped, chosen)
 
         def enter(ticket: Ticket) -> None:
+            ticket.is_awaited = is_awaited
             table.enter(env_ids, ticket, separately=separately)
             announce(ticket)
 
@@ -288,6 +290,7 @@ class Engine:
 
     def drop_episodes(self, env_ids: Sequence[int]) -> None:
         """Drop the calls in flight on these envs; the envs then need a reset."""
+        self.pool.drop(env_ids)
         self.table.release(env_ids)
         self.table.require_reset(env_ids)
         if self.recovery is not None:
@@ -426,8 +429,9 @@ class Engine:
             unpaid = [env_id for env_id in wrong if env_id in failures]
             if unpaid:
                 self.assembler.record(self.pool.batch, Outcome(unpaid, unpaid, outcome.extras, {}, outcome.restarted))
-        except Exception:  # raised, for example, by a user's own space
-            self.table.release(outcome.env_ids)
+        except Exception as error:  # raised, for example, by a user's own space
+            if signal_behind(error) is None:
+                self.table.release(outcome.env_ids)
             raise
         self.table.release(outcome.env_ids)
         if outcome.restarted and self.recovery is not None:
@@ -519,7 +523,7 @@ class Engine:
                 self.pool.learn_infos(extras, num_envs)
             plan = self._plan(env_ids, align) if self.plans_steps else None
         if plan is None:
-            return self.finish_step(self.submit_step(action, env_ids), align)
+            return self.finish_step(self.submit_step(action, env_ids, is_awaited=True), align)
         return plan.step(action, self)
 
     def finish_step(self, ticket: Ticket, align: Form, start: float | None = None) -> StepResult | StepBatch:
@@ -657,6 +661,7 @@ class Engine:
         try:
             yield other
         finally:
+            self.pool.drop(env_ids)
             self.table.copy_from(other.table, env_ids)
 
     # ---------------------------------------------------------------- other operations
@@ -729,13 +734,16 @@ class Engine:
 def _close_dropped(pool: Pool) -> None:
     """Close the pool of an engine that is no longer referenced.
 
-    Python discards exceptions raised by finalizers, so a `KeyboardInterrupt` during this call is raised in the main
-    thread a moment later.
+    Python discards exceptions raised by finalizers. If a signal handler raises one during this call, such as the
+    `KeyboardInterrupt` of Ctrl-C, its signal is sent again a moment later.
     """
     try:
         pool.close()
-    except KeyboardInterrupt:
-        interrupt: Any = _thread.interrupt_main
+    except BaseException as error:
+        number = signal_behind(error)
+        if number is None:
+            raise
+        interrupt: Any = functools.partial(_thread.interrupt_main, signal.Signals(number))
         if hasattr(signal, "pthread_kill"):  # also interrupts a wait
-            interrupt = functools.partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGINT)
+            interrupt = functools.partial(signal.pthread_kill, threading.main_thread().ident or 0, number)
         threading.Timer(0.05, interrupt).start()  # seconds after which a finalizer has certainly returned

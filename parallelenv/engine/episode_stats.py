@@ -16,7 +16,7 @@ from parallelenv.contract.batch import Array, Index, read_outcomes
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import show
 from parallelenv.contract.failures import put
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals, signal_behind
 from parallelenv.contract.spaces import object_array
 from parallelenv.errors import EnvContractError
 
@@ -67,7 +67,7 @@ class OpenEpisodes:
     def add(self, rows: Index, rewards: Array) -> None:
         """Count one step of each of these envs. Rewards may be of any type that can be added."""
         self._admit(rewards)
-        with DeferSigint():  # returns and lengths must be sums over the same steps
+        with DeferSignals():  # returns and lengths must be sums over the same steps
             self.returns[rows] += rewards
             self.lengths[rows] += 1
 
@@ -130,6 +130,8 @@ def refuse_unaddable(env_id: int, rewards: Iterable[Any], partial: object = None
         try:
             total = total + reward
         except Exception as cause:
+            if signal_behind(cause) is not None:
+                raise
             error = EnvContractError(
                 f"env {env_id} returned the reward {show(reward)}, which cannot be added to those before it "
                 f"({type(cause).__name__}: {cause}). The return of an episode is the sum of its rewards: return "
@@ -285,7 +287,7 @@ class EpisodeStats:
 
     def sum_up(self) -> None:
         """Add the steps in the log to the sums, and empty the log."""
-        with DeferSigint():  # otherwise an interrupt could make the steps count twice
+        with DeferSignals():  # otherwise an interrupt could make the steps count twice
             self._sums.add(*self._pending(), goes_on=self._goes_on)
             self._log.clear()
             self._begun.clear()

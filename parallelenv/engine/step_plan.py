@@ -109,7 +109,7 @@ class StepPlan:
         ):
             self._actions[self._rows] = action
         elif engine.actions.write(self._batch, action, self.env_ids, self.stepped, self._chosen) is not None:
-            return engine.finish_step(engine.submit_step(action, self.env_ids), self.align)
+            return engine.finish_step(engine.submit_step(action, self.env_ids, is_awaited=True), self.align)
         pool, timeout = self._pool, self._pool.timeout
         start = None if timeout is None else time.monotonic()
         number = self._number = pool.number
@@ -127,6 +127,7 @@ class StepPlan:
     def enter(self) -> Ticket:
         """Register a ticket for the step in flight, as is done for a step without a plan, and return the ticket."""
         pool, ticket = self._pool, Ticket("step", self.stepped)
+        ticket.is_awaited = True
         with pool.shield:
             pool.planned = None
             for number, (worker, env_ids) in enumerate(self._shards, self._number):

@@ -24,10 +24,12 @@ class Ticket:
             exhausted. Initially ``sent_to``.
         pending: For each command that has no reply yet, the ids of its envs, by the command's number.
         values: Results, by env id; envs with an empty result are left out.
+        is_awaited: Whether the call that sent the ticket also waits for it. If another call finds it in flight, that
+            call was interrupted.
         arrivals: List to which an entry is appended for each reply that arrives; ``None`` if no such list is needed.
     """
 
-    __slots__ = ("arrivals", "each", "env_ids", "failures", "operation", "pending", "sent_to", "values")
+    __slots__ = ("arrivals", "each", "env_ids", "failures", "is_awaited", "operation", "pending", "sent_to", "values")
 
     def __init__(self, operation: str, sent_to: Sequence[int], each: Sequence[Any] | None = None) -> None:
         self.operation = operation
@@ -36,6 +38,7 @@ class Ticket:
         self.pending: dict[int, tuple[int, ...]] = {}
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
+        self.is_awaited = False
         self.arrivals: list[Arrival] | None = None
 
     def record_reply(self, number: int, values: Mapping[int, Any], failures: Mapping[int, Failure]) -> None:

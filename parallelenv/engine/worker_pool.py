@@ -19,7 +19,7 @@ from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, refuse_live, refuse_shared
 from parallelenv.contract.error_text import list_ids, name_envs
 from parallelenv.contract.failures import NO_FAILURES, Failure, with_env_ids
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals, Ignore, signal_behind
 from parallelenv.contract.protocol import (
     Backend,
     Channel,
@@ -133,12 +133,9 @@ class WorkerHandle:
     def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
         """Return whether this worker must be replaced before its envs among ``env_ids`` can be rebuilt.
 
-        A host in the caller's thread is replaced only if it is dead: a live one resumes its pending commands as soon as
-        the caller waits for it.
+        Do not ask this of a host in the caller's thread, which is never busy when the caller makes a call.
         """
-        if self.death is not None or self.channel.in_caller:
-            return self.death is not None
-        return any(
+        return self.death is not None or any(
             ticket is None or not set(env_ids).isdisjoint(ticket.pending[number])
             for number, ticket in self.pending.items()
         )
@@ -252,7 +249,7 @@ class Pool:
         self._listener = listener
         self._printed: list[Printed] = []
         self._pid = os.getpid()
-        self.shield = DeferSigint()
+        self.shield = DeferSignals()
         self.wakers: set[Callable[[], None]] = set()
         self.dead: dict[int, WorkerDiedError] = {}
         channels = backend.launch(specs)
@@ -289,7 +286,7 @@ class Pool:
             group_sizes = tuple(sizes) if any(sizes) else ()
             self.attach(Layout(*spaces_and_rows, has_infos=True, group_sizes=group_sizes))
         except BaseException as error:
-            self.close(0.0 if isinstance(error, KeyboardInterrupt) else CLOSE_TIMEOUT)
+            self.close(CLOSE_TIMEOUT if signal_behind(error) is None else 0.0)
             raise
         for worker in self._workers:
             worker.has_built = True
@@ -439,7 +436,7 @@ class Pool:
             return
         steps = [extra.info for extra in values.values() if extra.info]
         resets = [extra.reset_info for extra in values.values() if extra.reset_info and not extra.is_exhausted]
-        with DeferSigint(), contextlib.suppress(WorkerTimeoutError):  # a late host gets the form before the next step
+        with DeferSignals(), contextlib.suppress(WorkerTimeoutError):  # a late host gets the form before the next step
             has_changed = self._infos.learn(steps, num_envs, self.generation, num_steps)
             if self._reset_infos.learn(resets, 0, self.generation, 1) or has_changed:
                 forms = InfoForms(self._infos.form, self._reset_infos.form)
@@ -507,6 +504,18 @@ class Pool:
                         worker.pending[number] = None
                         waiting.record_reply(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
 
+    def drop(self, env_ids: Sequence[int]) -> None:
+        """Leave out these envs of steps and resets that were interrupted in the caller's thread.
+
+        Other hosts execute each command that they were sent, and so do those in the caller's thread if no call has
+        waited for the command: otherwise, a later reset without a seed would differ between the modes.
+        """
+        for worker in self._workers:
+            if worker.pending and worker.channel.in_caller:
+                awaited = {number for number, ticket in worker.pending.items() if ticket is None or ticket.is_awaited}
+                channel: Any = worker.channel
+                channel.drop(env_ids, awaited)
+
     def ways_to_wait(self, num_envs: int) -> str:
         """Return the text of the call with which the user can continue to wait for the steps of ``num_envs`` envs."""
         return self.waits_by or f"recv(min_envs={num_envs})"
@@ -532,8 +541,8 @@ class Pool:
         way_out = ways.get(call, other)
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
-    def pump(self, deadline: float | None, wanted: int = 1) -> bool:
-        """Wait for replies from hosts, at most until a deadline, and record the replies.
+    def pump(self, deadline: float | None, wanted: int = 1, workers: Iterable[WorkerHandle] | None = None) -> bool:
+        """Wait for replies from hosts (``None``: all), at most until a deadline, and record the replies.
 
         ``deadline`` is a time on the clock of `time.monotonic`; see `Backend.wait` for ``wanted``.
 
@@ -543,7 +552,8 @@ class Pool:
         self.enter_planned()
         self._refuse_closed()
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = self.backend.wait([worker.channel for worker in self._workers if worker.pending], timeout, wanted)
+        waited = [worker.channel for worker in workers or self._workers if worker.pending]
+        ready = self.backend.wait(waited, timeout, wanted)
         with self.shield:
             has_answer = False
             for channel in ready:
@@ -665,10 +675,11 @@ class Pool:
         env_ids = self.groups.complete(env_ids)
         self._refuse_live(env_ids)
         workers = dict.fromkeys(map(self._worker_of_env.__getitem__, env_ids))
+        others = [worker for worker in workers if not worker.channel.in_caller]
         # First read the replies that have arrived: those hosts are not busy any more.
-        self._let_finish(dict.fromkeys(workers, 0), 0.0)
-        self._let_finish(dict.fromkeys((one for one in workers if not one.is_stuck_for(env_ids)), 0), self.timeout)
-        broken = [worker for worker in workers if worker.death or worker.pending]
+        self._let_finish(dict.fromkeys(others, 0), 0.0)
+        self._let_finish(dict.fromkeys((one for one in others if not one.is_stuck_for(env_ids)), 0), self.timeout)
+        broken = [worker for worker in workers if worker.death or (worker.pending and worker in others)]
         # These include the envs of a worker whose replacement was interrupted before the envs were built.
         lost = (one for worker in workers for one in worker.env_ids if worker in broken or one in self.dead)
         rebuilt = self.groups.complete([*env_ids, *lost])
@@ -701,7 +712,7 @@ class Pool:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while busy := [worker for worker, most in most_pending.items() if len(worker.pending) > most]:
-            if not self.pump(deadline):
+            if not self.pump(deadline, workers=busy):
                 break
         return busy
 
@@ -756,26 +767,29 @@ class Pool:
         """End all hosts, giving them ``timeout`` seconds to close their envs. May be called repeatedly.
 
         Raises:
-            KeyboardInterrupt: If this method is interrupted. All remaining hosts are then ended at once, before the
-                exception is raised.
+            BaseException: If a signal handler raises an exception, such as the `KeyboardInterrupt` of Ctrl-C. All
+                remaining hosts are then ended at once, before the exception is raised.
         """
         workers = self._workers
         if not workers or os.getpid() != self._pid:  # a forked child must not end its parent's workers
             return
         channels = [worker.channel for worker in workers if not worker.death]
         try:
-            with DeferSigint():  # not `self.shield`: another thread may be using the pool
+            with DeferSignals():  # not `self.shield`: another thread may be using the pool
                 self._workers = []
                 vars(self).pop("batch", None)  # free the memory now, not with this object
                 for worker in workers:
                     worker.spec = replace(worker.spec, shared={})  # likewise
             printed = [*self._printed, *self.backend.close(channels, timeout)]
-        except KeyboardInterrupt:
+        except BaseException:
             while True:
-                with contextlib.suppress(KeyboardInterrupt):
+                try:
                     self.backend.close(channels, 0.0)
                     break
+                except BaseException as again:
+                    if signal_behind(again) is None:
+                        raise
             raise
         if printed:
-            with contextlib.suppress(OSError, ValueError):  # the interpreter is exiting, and the output is closed
+            with Ignore(OSError, ValueError):  # the interpreter is exiting, and the output is closed
                 self._listener(printed)

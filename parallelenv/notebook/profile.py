@@ -24,6 +24,7 @@ from parallelenv.contract.arguments import is_number
 from parallelenv.contract.batch import Array
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import count, duration, format_table, list_ids, name_range, show
+from parallelenv.contract.interrupts import signal_behind
 from parallelenv.contract.protocol import ManageRequest
 from parallelenv.contract.worker_info import clock_id, this_process
 from parallelenv.engine.thread_guard import single_threaded_in
@@ -396,7 +397,7 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
         """Stop recording, and collect the workers' records, unless `finish` has done so."""
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
+        if error is not None and signal_behind(error) is not None:
             self._finish(INTERRUPTED_TIMEOUT, False)
         else:
             self._finish(COLLECT_TIMEOUT, True)

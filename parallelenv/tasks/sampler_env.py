@@ -9,6 +9,7 @@ import gymnasium
 
 from parallelenv.contract.attributes import look_up
 from parallelenv.contract.copying import deep_copy
+from parallelenv.contract.interrupts import signal_behind
 from parallelenv.contract.spaces import Action, Info, State
 from parallelenv.errors import EnvContractError, ExhaustedError, InvalidEnvError, ResetNeededError, UnpicklableError
 from parallelenv.worker.env_adapter import split_done
@@ -207,6 +208,8 @@ def make_task_env(make_sampler_fn: Callable[..., TaskSampler], arguments: Mappin
     try:
         copies = deep_copy(dict(arguments))
     except Exception as error:
+        if signal_behind(error) is not None:
+            raise
         raise UnpicklableError(
             f"sampler_fn_args={list(arguments)} cannot be copied ({type(error).__name__}: {error}). Each sampler gets "
             "its own copies. Give plain data, and let make_sampler_fn build other objects from it."

@@ -22,7 +22,7 @@ from gymnasium.utils import EzPickle
 from parallelenv.contract.attributes import look_up
 from parallelenv.contract.copying import Pickler, Unpickler, loads
 from parallelenv.contract.env_specs import is_vector_env
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals, Ignore, signal_behind
 from parallelenv.contract.spaces import Env
 from parallelenv.contract.tensors import imported_torch
 from parallelenv.errors import EnvContractError
@@ -58,7 +58,7 @@ def save_env(env: Env, generators: Any, seed: int | None) -> bytes | None:
         for wrapper in wrappers:
             attributes = {}
             for name, value in vars(wrapper).items():
-                with contextlib.suppress(Exception):
+                with Ignore(Exception):
                     _load_state(_dump_state(value, env), env)
                     attributes[name] = value
             of_wrappers.append(attributes)
@@ -72,7 +72,9 @@ def save_env(env: Env, generators: Any, seed: int | None) -> bytes | None:
         return None  # pickle would keep only the constructor's arguments
     try:
         return cloudpickle.dumps((True, env, generators, seed))  # type: ignore[no-any-return]
-    except Exception:  # noqa: BLE001 (pickling runs user code; the caller then reports that there is no state)
+    except Exception as error:  # pickling runs user code; the caller then reports that there is no state
+        if signal_behind(error) is not None:
+            raise
         return None
 
 
@@ -212,7 +214,7 @@ def put_back() -> Iterator[None]:
     try:
         yield
     finally:
-        with DeferSigint():
+        with DeferSignals():
             random.setstate(of_python)
             _numpys.set_bit_generator(bits)
             if of_numpy["has_gauss"]:

@@ -31,7 +31,7 @@ from parallelenv.contract.copying import Broadcast, deep_copy, deep_copy_but_gra
 from parallelenv.contract.env_specs import is_env, is_vector_env
 from parallelenv.contract.error_text import count, list_ids, name_envs, show
 from parallelenv.contract.failures import Failure
-from parallelenv.contract.interrupts import DeferSigint, signal_behind
+from parallelenv.contract.interrupts import DeferSignals, signal_behind
 from parallelenv.contract.protocol import (
     EXHAUSTED,
     Command,
@@ -77,7 +77,7 @@ class Host:
     `EnvGroup` performs `reset`, `step`, `get`, `set` and `call` once per vector env.
 
     Args:
-        in_caller: Whether the host runs in the caller's thread, where Ctrl-C interrupts it.
+        in_caller: Whether the host runs in the caller's thread, where Ctrl-C and other signals interrupt it.
 
     Attributes:
         env_ids: Ids of the host's envs, ascending.
@@ -174,8 +174,9 @@ class Host:
         A command that another thread is still executing continues until it is complete or an env fails.
 
         Raises:
-            KeyboardInterrupt: If Ctrl-C interrupts this method, which is possible only in the caller's thread. The
-                remaining envs are then not closed, because a user who interrupts `close` does not want to wait.
+            BaseException: If a signal handler raises an exception, such as the `KeyboardInterrupt` of Ctrl-C, which is
+                possible only in the caller's thread. The remaining envs are then not closed, because a user who
+                interrupts `close` does not want to wait.
         """
 
         def close_all() -> None:
@@ -190,23 +191,25 @@ class Host:
         try:
             call_for(self, close_all)
         finally:
-            with DeferSigint():  # an interrupt in a `__del__` would be lost
+            with DeferSignals():  # an interrupt in a `__del__` would be lost
                 self._spec = dataclasses.replace(self._spec, shared={})  # frees the memory of the shared arrays now
 
     # ---------------------------------------------------------------- commands
 
-    def execute(self, command: Command) -> Reply:
+    def execute(self, command: Command, dropped: Collection[int] = ()) -> Reply:
         """Execute a command and return the reply. An exception in one env does not affect the other envs.
 
-        If Ctrl-C interrupts a step, a reset or a build in the caller's thread, executing the same command again
-        continues with the next env. Other commands are not continued, because the user's call has ended: executing such
-        a command again only returns the reply, in which the remaining envs have failed as well.
+        If a signal interrupts a step, a reset or a build in the caller's thread, executing the same command again
+        continues with the next env that is not in ``dropped``. Other commands are not continued, because the user's
+        call has ended: executing such a command again only returns the reply, in which the remaining envs have failed
+        as well.
         """
         running = self.running
+        if command.operation == "rollout" and (dropped or command.number == running.number):
+            return Reply(command.number)  # it was interrupted, and the caller does not want the result
         if command.number != running.number:
             running = self._start(command)
-        elif command.operation == "rollout":  # it was interrupted, and the caller does not want the result
-            return running.reply
+        running.dropped = dropped
         reply = call_for(self, self._run(running).__next__)
         if self._remarks:
             reply.output, self._remarks = self._remarks, []

@@ -321,6 +321,17 @@ class ChunkRecorder:
         if extras:
             self._extras.append((self._columns, extras))
 
+    def _copied(self, env_id: int, result: Extra) -> list[Any] | None:
+        """Store copies of a result, which the env may change in its next step; return its `Extra.ended_loose`."""
+        info, loose, reward, ended_loose, reset_info, *_ = result
+        if loose:
+            self._loose[env_id] = deep_copy(loose)
+        ended: list[Any] | None = deep_copy(ended_loose)
+        if info or reward or reset_info:
+            extra = Extra(deep_copy(info), None, deep_copy(reward), None, deep_copy(reset_info))
+            self.chunk.said[self.count - 1, env_id] = extra
+        return ended
+
     def record_step(self, reply: Reply) -> list[int]:
         """Record the results of a step; return the ids of the envs that failed or whose episode ended."""
         chunk, step, place = self.chunk, self.count, (self.count, self._columns)
@@ -330,19 +341,15 @@ class ChunkRecorder:
         self.count += 1
         failures = dict(reply.failures)
         last: dict[int, list[Any] | None] = {}  # loose leaves of the last states of episodes, where a reset followed
-        for env_id, (info, loose, reward, ended_loose, reset_info, is_exhausted, _) in reply.values.items():
-            if is_exhausted:
+        for env_id, extra in reply.values.items():
+            if extra.is_exhausted:
                 chunk.exhausted.add(env_id)
-            try:  # copied now because the env may change it in its next step
-                if loose:
-                    self._loose[env_id] = deep_copy(loose)
-                last[env_id] = deep_copy(ended_loose)
-                if info or reward or reset_info:
-                    extra = Extra(deep_copy(info), None, deep_copy(reward), None, deep_copy(reset_info))
-                    chunk.said[step, env_id] = extra
-            except BaseException as error:  # noqa: BLE001 (copying runs user code, which may raise anything)
-                why = cannot_travel(reply.values[env_id], error)
-                failures[env_id] = Failure(why, env_id, "the copying of its result")
+            try:
+                last[env_id] = self._copied(env_id, extra)
+            except BaseException as error:  # copying runs user code, which may raise anything
+                if signal_behind(error) is not None:
+                    raise
+                failures[env_id] = Failure(cannot_travel(extra, error), env_id, "the copying of its result")
         failed = [chunk.env_ids.index(env_id) for env_id in failures]
         for column, (env_id, failure) in zip(failed, failures.items(), strict=True):
             chunk.failed[env_id] = step, failure

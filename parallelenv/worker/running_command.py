@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from parallelenv.contract.batch import Index
 from parallelenv.contract.copying import cannot_travel
+from parallelenv.contract.interrupts import signal_behind
 from parallelenv.contract.protocol import Command, Extra, Reply
 
 Run = Callable[["RunningCommand", Iterator[Any]], None]
@@ -41,8 +42,8 @@ class Share(NamedTuple):
 class RunningCommand:
     """The current or latest command of a host, or a step that the host has prepared to execute many times.
 
-    If an env fails, or an interrupt occurs in the caller's thread, ``run`` ends before the `remaining` envs have run.
-    After a failure, the host runs them immediately. After an interrupt, it runs them when it gets the same command
+    If an env fails, or a signal interrupts it in the caller's thread, ``run`` ends before the `remaining` envs have
+    run. After a failure, the host runs them immediately. After an interrupt, it runs them when it gets the same command
     again.
 
     Args:
@@ -54,9 +55,23 @@ class RunningCommand:
         num_started: How many shares or, without shares, how many envs have started. The last one that started is the
             current one.
         doing: The operation that the current env performs, for error messages.
+        dropped: Ids of envs that `remaining` leaves out, because their results are no longer wanted. A vector env is
+            left out only if all of its sub-envs are.
     """
 
-    __slots__ = ("columns", "command", "counts", "doing", "envs", "num_started", "number", "reply", "run", "shares")
+    __slots__ = (
+        "columns",
+        "command",
+        "counts",
+        "doing",
+        "dropped",
+        "envs",
+        "num_started",
+        "number",
+        "reply",
+        "run",
+        "shares",
+    )
 
     def __init__(
         self,
@@ -74,6 +89,7 @@ class RunningCommand:
         self.doing = command.operation
         self.reply = Reply(command.number)
         self.shares = shares
+        self.dropped: Collection[int] = ()
         self.counts = range(1, 1 + len(command.env_ids if shares is None else shares))
         self.number = command.number
 
@@ -93,6 +109,8 @@ class RunningCommand:
         try:
             return result.copied()
         except BaseException as error:  # copying runs user code, which may raise anything
+            if signal_behind(error) is not None:
+                raise
             self.doing = "the copying of its result"
             raise cannot_travel(result, error) from error
 
@@ -101,4 +119,10 @@ class RunningCommand:
         number, columns = self.num_started, self.columns
         if number:
             columns = tuple(column[number:] for column in columns)
-        return zip(range(number + 1, number + 1 + len(columns[0])), *columns, strict=True)
+        walk = zip(range(number + 1, number + 1 + len(columns[0])), *columns, strict=True)
+        return filter(self._is_wanted, walk) if self.dropped else walk
+
+    def _is_wanted(self, item: Sequence[Any]) -> bool:
+        place = item[0] - 1
+        env_ids = self.command.env_ids[place : place + 1] if self.shares is None else self.shares[place].env_ids
+        return not set(env_ids).issubset(self.dropped)

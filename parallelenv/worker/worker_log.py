@@ -19,7 +19,7 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
-from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.interrupts import DeferSignals
 from parallelenv.contract.protocol import Printed
 
 _MARK = re.compile(b"\x1e([0-9]*)\x1f")
@@ -54,7 +54,7 @@ class WorkerLog:
             return None
         import fcntl
 
-        with DeferSigint():
+        with DeferSignals():
             if hasattr(os, "memfd_create"):
                 fileno = os.memfd_create("parallelenv-log", os.MFD_CLOEXEC)
             else:
@@ -68,7 +68,7 @@ class WorkerLog:
 
     def close(self) -> None:
         """Close the descriptor."""
-        with DeferSigint():
+        with DeferSignals():
             fileno, self.fileno = self.fileno, -1  # set first, because two threads may call this
             if fileno >= 0:
                 os.close(fileno)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import select
 import signal
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fragile import GO_ON, WAIT, fragile
-from interrupting import interrupt_at
+from interrupting import Moments, at_many_moments, interrupt_at
 
 from parallelenv import ParallelEnv
 from parallelenv.backends._bell import HAS_BELL, Bell
@@ -61,11 +60,13 @@ def test_step_that_finished_before_a_later_call_is_not_lost_by_a_large_argument(
         assert env.recv(4).states[:, 1].tolist() == [2] * 4
 
 
-def test_interrupted_ring_leaves_no_eventfd_readable_for_which_workers_wait() -> None:
-    for line in itertools.count(1):
+@at_many_moments
+@pytest.mark.timeout(method="thread")
+def test_interrupted_ring_leaves_no_eventfd_readable_for_which_workers_wait(moments: Moments) -> None:
+    for line, interrupt in moments:
         bell = Bell(1)
         bell.ring()
-        outcome = interrupt_at(line, bell.ring, ["_bell"])
+        outcome = interrupt_at(line, bell.ring, ["_bell"], interrupt)
         waited_for = bell._descriptors[1 + (bell.words[0] + 1 & 1)]
         assert select.select([waited_for], [], [], 0.0)[0] == [], outcome
         bell.ring()  # of the next step

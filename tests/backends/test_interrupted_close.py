@@ -5,7 +5,6 @@ Leaks are found at the end of each test, as in every test file.
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import threading
@@ -13,12 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
-from interrupting import interrupt_at
+from interrupting import Moments, at_many_moments, interrupt_at
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
 from parallelenv.testing.envs import Sleeper
 
+pytestmark = pytest.mark.timeout(method="thread")
 # Mode, its options, workers, and every how many lines it is interrupted: as many as some seconds allow.
 WAYS: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "dummy": ("dummy", {}, 1, 5),
@@ -31,12 +31,13 @@ WAYS: dict[str, tuple[str, dict[str, Any], int, int]] = {
 }
 
 
+@at_many_moments
 @pytest.mark.parametrize("way", WAYS)
-def test_interrupt_during_close_is_raised_and_leaks_nothing(way: str) -> None:
+def test_interrupt_during_close_is_raised_and_leaks_nothing(way: str, moments: Moments) -> None:
     mode, options, workers, stride = WAYS[way]
-    for number in itertools.count(1, stride):
+    for number, interrupt in moments.every(stride):
         env = ParallelEnv([Sleeper] * 2, mode, num_cpus=workers, **options)
-        outcome = interrupt_at(number, env.close)
+        outcome = interrupt_at(number, env.close, interrupt=interrupt)
         env.close()
         if not outcome.line:
             break
@@ -63,11 +64,14 @@ OPENERS = tuple(f"backends/{name}.py" for name in ("_fork_server_client", "_proc
 OPENERS += ("parallelenv/worker/worker_log.py", "multiprocessing/connection.py")
 
 
+@at_many_moments
 @pytest.mark.parametrize(("way", "stride"), [("fork", 2), ("forkserver", 29)])
-def test_interrupt_during_construction_is_raised_and_leaks_nothing(way: str, stride: int) -> None:
+def test_interrupt_during_construction_is_raised_and_leaks_nothing(way: str, stride: int, moments: Moments) -> None:
     mode, options, _, _ = WAYS[way]
-    for number in itertools.count(1, stride):
-        outcome = interrupt_at(number, lambda: ParallelEnv([Sleeper] * 2, mode, num_cpus=1, **options), OPENERS)
+    for number, interrupt in moments.every(stride):
+        outcome = interrupt_at(
+            number, lambda: ParallelEnv([Sleeper] * 2, mode, num_cpus=1, **options), OPENERS, interrupt
+        )
         ParallelEnv.close_all()
         if not outcome.line:
             break
@@ -78,15 +82,16 @@ def test_interrupt_during_construction_is_raised_and_leaks_nothing(way: str, str
 RESTARTERS = ("parallelenv/engine/worker_pool.py", *OPENERS)
 
 
-def test_interrupted_restart_leaks_no_worker() -> None:
+@at_many_moments
+def test_interrupted_restart_leaks_no_worker(moments: Moments) -> None:
     stride = 3
     with ParallelEnv([Sleeper] * 2, "subproc", num_cpus=2, start_method="fork") as env:
         before = len(psutil.Process().children())
-        for number in itertools.count(1, stride):
+        for number, interrupt in moments.every(stride):
             os.kill(env.customized_method("process")[1], signal.SIGKILL)
             with pytest.raises(WorkerDiedError):
                 env.reset()
-            outcome = interrupt_at(number, lambda: env.restart([1]), RESTARTERS)
+            outcome = interrupt_at(number, lambda: env.restart([1]), RESTARTERS, interrupt)
             if not outcome.line:
                 break
             assert outcome.is_raised, outcome

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -13,7 +12,7 @@ import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 from gymnasium.wrappers import RecordEpisodeStatistics as AroundOne
-from interrupting import interrupt_at
+from interrupting import Moments, at_many_moments, interrupt_at
 
 from parallelenv import ParallelEnv
 from parallelenv.engine.episode_stats import EpisodeSummary
@@ -221,14 +220,16 @@ def test_returns_of_one_step_are_copies_of_rewards(make_env: MakeEnv) -> None:
     assert rollout.rewards[0, 0].tolist() == [0, 0]
 
 
-def test_interrupt_during_summation_counts_no_step_twice() -> None:
-    for number in itertools.count(1):
+@at_many_moments
+@pytest.mark.timeout(method="thread")
+def test_interrupt_during_summation_counts_no_step_twice(moments: Moments) -> None:
+    for number, interrupt in moments:
         with ParallelEnv([Counter] * 2, asynchronous="restart") as env:
             env.reset()
             for _ in range(3):
                 env.step([1, 1])
             stats = env.engine.table.stats
-            outcome = interrupt_at(number, stats.sum_up, ("parallelenv/engine/episode_stats.py",))
+            outcome = interrupt_at(number, stats.sum_up, ("parallelenv/engine/episode_stats.py",), interrupt)
             assert summary_of(env).num_steps == 6
         if not outcome.line:
             break
