@@ -34,17 +34,16 @@ import os
 import platform
 import select
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from multiprocessing import reduction
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallelenv.backends._pipe import PipeChannel, sched_yield
 from parallelenv.backends._shared_memory import SharedMemory
 from parallelenv.contract.codec import PLAIN_STEPS, Message, StepSubset
-from parallelenv.contract.interrupts import DeferSignals, Ignore
+from parallelenv.contract.interrupts import DeferSignals
 from parallelenv.contract.protocol import Reply
 from parallelenv.errors import WorkerStartError
 
@@ -77,7 +76,7 @@ A check of the word takes 0.4 us, and a check of the pipe 1 us.
 
 
 class BellAccess(NamedTuple):
-    """A message that tells a worker to call `BellEnd.receive`, because the caller is about to call `Bell.send`."""
+    """A message that tells a worker that `Bell.descriptors` follow, with which it makes its `BellEnd`."""
 
     line: int  # index of the first word in the worker's line
     nbytes: int
@@ -89,14 +88,23 @@ def word_of(message: Message, number: int) -> int:
 
 
 class Bell:
-    """The caller's side of a bell."""
+    """The caller's side of a bell.
+
+    Other threads may close the bell at any time. A lock keeps its descriptors open while they are in use; otherwise,
+    their numbers could by then belong to files of the user.
+
+    Attributes:
+        fileno: The descriptor of the counter; -1 if the bell is closed.
+    """
 
     def __init__(self, num_workers: int) -> None:
+        self.fileno = -1
         self._descriptors: list[int] = []  # of the counter, then of the two eventfds of the bell
         self.nbytes = 8 * _WORDS * (num_workers + 1)
         self._memory: SharedMemory | None = SharedMemory.create(self.nbytes)
         self.words = memoryview(self._memory.map).cast("Q")
         self._lines: dict[tuple[int, ...], int] = {}
+        self._lock = threading.RLock()
         with DeferSignals():
             try:
                 self._descriptors.extend(os.eventfd(value, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for value in (0, 1, 0))
@@ -113,41 +121,52 @@ class Bell:
         self.words[line : line + 4] = memoryview(bytes(24) + b"\xff" * 8).cast("Q")  # `SEEN`: an impossible number
         return line
 
-    def send(self, connection: Connection, pid: int) -> None:
-        if self._memory is not None:
-            self._memory.send(connection, pid)
-        for descriptor in self._descriptors:
-            reduction.send_handle(connection, descriptor, pid)
+    @property
+    def descriptors(self) -> list[int]:
+        """The descriptors of the memory, the counter and the two eventfds; empty if the bell is closed."""
+        return [] if self._memory is None else [self._memory.fileno, *self._descriptors]
 
     def ring(self) -> None:
         """Wake all workers that wait for the bell. If Ctrl-C interrupts a ring, the caller rings again."""
-        rings = self.words[0]
-        # First of all: if it stayed readable after an interrupt, workers that wait for it next would not sleep.
-        try:  # noqa: SIM105 (`contextlib.suppress` would need three more calls at every step)
-            os.eventfd_read(self._descriptors[1 + (rings & 1)])
-        except BlockingIOError:  # an interrupted ring has already reset this eventfd
-            pass
-        self.words[0] = rings + 1
-        os.eventfd_write(self._descriptors[2 - (rings & 1)], 1)
+        with self._lock:
+            if not self._descriptors:
+                return  # there are no workers any more
+            rings = self.words[0]
+            # First of all: if it stayed readable after an interrupt, workers that wait for it next would not sleep.
+            try:  # noqa: SIM105 (`contextlib.suppress` would need three more calls at every step)
+                os.eventfd_read(self._descriptors[1 + (rings & 1)])
+            except BlockingIOError:  # an interrupted ring has already reset this eventfd
+                pass
+            self.words[0] = rings + 1
+            os.eventfd_write(self._descriptors[2 - (rings & 1)], 1)
 
     def silence(self) -> None:
         # If Ctrl-C comes directly afterwards, no information is lost, because the words, not the counter, show which
         # workers have finished.
-        try:  # `contextlib.suppress` would need three more calls at every step
-            os.eventfd_read(self.fileno)
-        except BlockingIOError:
-            return
+        with self._lock:
+            if not self._descriptors:
+                return
+            try:  # `contextlib.suppress` would need three more calls at every step
+                os.eventfd_read(self.fileno)
+            except BlockingIOError:
+                return
 
     def close(self) -> None:
-        with DeferSignals():
-            while self._descriptors:
-                os.close(self._descriptors.pop())
-            self.words = memoryview(b"").cast("Q")
-            self._memory = None
+        with DeferSignals(), self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        self.fileno = -1
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+        # A call that another thread is making still reads and writes words, until it notices that its pool is closed.
+        self.words = memoryview(bytearray(self.nbytes)).cast("Q")
+        self._memory = None
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing():
-            self.close()
+            with DeferSignals():
+                self._close()  # without the lock, which, in a forked child, a thread of the parent may hold
 
 
 class BellEnd:
@@ -165,12 +184,6 @@ class BellEnd:
             poll.register(pipe, select.POLLIN)
             poll.register(bell, select.POLLIN)
             self._polls.append((poll.poll, functools.partial(poll.poll, 0)))
-
-    @classmethod
-    def receive(cls, connection: Connection, access: BellAccess) -> BellEnd:
-        memory = SharedMemory.receive(connection, access.nbytes)
-        descriptors = [reduction.recv_handle(connection) for _ in range(3)]
-        return cls(access.line, memory, descriptors, connection.fileno())
 
     def wait(self) -> Message | None:
         """Return the message of the announced step, or ``None`` if there is a message to read from the pipe."""
@@ -235,7 +248,7 @@ class BellChannel(PipeChannel):
         # An OSError means that the host has died, which its first command reports.
         with DeferSignals(), contextlib.suppress(OSError):
             self.notify(BellAccess(self.line, self._bell.nbytes))
-            self._bell.send(self.wire.connection, self.process.pid)
+            self.send_descriptors(*self._bell.descriptors)
 
     def notify(self, anything: object) -> None:
         if not isinstance(anything, StepSubset):  # the host reads a `StepSubset` when a step needs it
@@ -280,7 +293,7 @@ class BellChannel(PipeChannel):
         if not self._was_told and not self.has_begun:
             self._was_told = True  # once per step: many messages to a suspended worker would fill its pipe
             with contextlib.suppress(OSError):  # if the worker has died, the next wait finds out
-                self.wire.send(LOOK)
+                self.send_message(LOOK)
 
     def advance(self) -> bool:
         return bool(self.inbox) or self.has_finished
@@ -292,9 +305,10 @@ class BellChannel(PipeChannel):
         word, self.word = self.word, 0
         return Reply(word >> OTHER_BITS)  # a message in the pipe, if there is one, is the reply to a later command
 
-    def receive_message(self) -> Message:
+    def receive_message(self) -> Message | None:
         message = super().receive_message()
-        self.word = 0  # the message is the reply to the step in ``word``, if there is one
+        if message is not None:
+            self.word = 0  # the message is the reply to the step in ``word``, if there is one
         return message
 
     def hang_up(self) -> None:
@@ -353,8 +367,9 @@ class BellStep:
             rings = words[0] - 1
             for (channel, _), (_, word) in zip(self._parts, self._awaited, strict=True):
                 if words[channel.line + SEEN] != rings and words[channel.line + TAKEN] != word:
-                    with Ignore(OSError):  # if the worker has died, the poll below finds out
-                        channel.wire.send(LOOK)
+                    # If the worker has died, the poll below finds out.
+                    with DeferSignals(), contextlib.suppress(OSError):
+                        channel.send_message(LOOK)
         found = self._group.poll(max(0.0, until - time.perf_counter()) * 1000)
         if len(found) != 1 or found[0][0] != self._bell.fileno:
             return False

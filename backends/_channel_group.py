@@ -14,6 +14,7 @@ from parallelenv.backends._bell import SEEN, Bell, BellChannel, BellStep, word_o
 from parallelenv.backends._in_process import CallerChannel, CallerStep, JointStep
 from parallelenv.backends._pipe import PipeChannel, spin
 from parallelenv.contract.codec import Message
+from parallelenv.contract.interrupts import DeferSignals
 from parallelenv.contract.message_channel import MessageStep
 from parallelenv.contract.protocol import Command, Printed, RepeatedStep
 from parallelenv.worker.worker_log import WorkerLog
@@ -45,6 +46,8 @@ class ChannelGroup:
         self.queue: list[tuple[BellChannel, Message]] = []
         self.awaits_first = False
         self._watched: dict[int, PipeChannel | Bell] = {}  # by descriptor
+        self._lacks_room: set[int] = set()  # descriptors of channels with an outbox
+        self._shield = DeferSignals()  # nothing may be written twice
         self._spinning_pays = True  # whether the latest wait for a reply was shorter than `_SPIN`
         self._poll: Any = select.poll() if hasattr(select, "poll") else None  # not on Windows, where nothing is watched
         self._epoll: Any = None  # watches the same descriptors for event loops; made at the first call of `fileno`
@@ -71,10 +74,35 @@ class ChannelGroup:
         if self._epoll is not None:
             self._epoll.register(channel.fileno, select.EPOLLIN)
 
+    def watch_room(self, channel: PipeChannel) -> None:
+        """Also watch whether there is room for the outbox of a channel, until it is empty."""
+        if channel.fileno in self._watched and channel.fileno not in self._lacks_room:
+            self._lacks_room.add(channel.fileno)
+            self._watch_for(channel.fileno, select.POLLIN | select.POLLOUT)
+
+    def _watch_for(self, fileno: int, events: int) -> None:
+        self._poll.modify(fileno, events)
+        if self._epoll is not None:
+            self._epoll.modify(fileno, events)  # the numbers of these events are the same
+
+    def _flush_outboxes(self, seen: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Write to the pipes that have room, and return the other events."""
+        for fileno, event in seen:
+            channel = self._watched.get(fileno)
+            if event & select.POLLOUT and isinstance(channel, PipeChannel):
+                # OSError: the host has died, which reading shows, or another thread has closed the wire.
+                with self._shield, contextlib.suppress(OSError):
+                    channel.wire.flush()
+                    if not channel.wire.outbox:
+                        self._lacks_room.discard(fileno)
+                        self._watch_for(fileno, select.POLLIN)
+        return [(fileno, event) for fileno, event in seen if event != select.POLLOUT]
+
     def unwatch(self, channel: PipeChannel | Bell) -> None:
         """Call this before the descriptor is closed."""
         if self._watched.pop(channel.fileno, None) is None:
             return
+        self._lacks_room.discard(channel.fileno)
         self._poll.unregister(channel.fileno)
         if self._epoll is not None:
             self._epoll.unregister(channel.fileno)
@@ -83,7 +111,8 @@ class ChannelGroup:
         if self._epoll is None and hasattr(select, "epoll"):
             self._epoll = select.epoll()
             for fileno in self._watched:
-                self._epoll.register(fileno, select.EPOLLIN)
+                room = select.EPOLLOUT if fileno in self._lacks_room else 0
+                self._epoll.register(fileno, select.EPOLLIN | room)
         return None if self._epoll is None else int(self._epoll.fileno())
 
     # ---------------------------------------------------------------- commands
@@ -118,7 +147,7 @@ class ChannelGroup:
         if self._wakes_too_many(len(queue)):
             for channel, message in queue:
                 with contextlib.suppress(OSError):  # if the host has died, the next wait finds out
-                    channel.wire.send(message)
+                    channel.send_message(message)
             return
         rings = self.bell.words[0]
         for channel, message in queue:
@@ -147,7 +176,10 @@ class ChannelGroup:
                 seen = seen or self.poll(left * 1000)
                 if self.awaits_first:
                     self.awaits_first, self._spinning_pays = False, time.perf_counter() - begin < _SPIN
-            found = [self._watched[fileno] for fileno, _ in seen]  # the bell, or channels with something to read
+            if self._lacks_room:
+                seen = self._flush_outboxes(seen)
+            # The bell, or channels with something to read. Another thread may have closed one in the meantime.
+            found = [self._watched[fileno] for fileno, _ in seen if fileno in self._watched]
             if self.bell is not None and self.bell in found:
                 self.bell.silence()
                 found.remove(self.bell)

@@ -189,6 +189,7 @@ class _Server:
             other.close()
         for fileno in (self._wakeups, self._wake, self._sentinel, report):
             os.close(fileno)
+        self._wakeups = self._wake = self._sentinel = -1
 
     def load(self, module: str, silence: bool, output: int) -> ImportResult:
         # Between imports, this process notices the caller's death in `await_request`.

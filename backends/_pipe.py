@@ -17,8 +17,11 @@ import contextlib
 import functools
 import os
 import select
+import socket
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,8 +40,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _HEADER_SIZE = HEADER.size
+_FLUSH_TIMEOUT = 0.25
+"""Seconds between checks that a host is alive that has to read its messages before it can be handed over."""
 _KILL_TIMEOUT = 1.0
 """Seconds to wait for the end of a killed process, which may be in a system call that cannot be interrupted."""
+_PATIENCE = 1.0
+"""Milliseconds that `CallerWire` waits for a host in the middle of a message.
+
+A running host continues within this time, and the message takes as long as with a blocking pipe.
+"""
 sched_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
@@ -57,7 +67,7 @@ def spin(ready: Callable[[], T], limit: float) -> T:
 
 
 class Wire:
-    """One end of a duplex pipe. `receive` polls the pipe for ``spin_time`` seconds before it sleeps."""
+    """A host's end of a duplex pipe. `receive` polls the pipe for ``spin_time`` seconds before it sleeps."""
 
     def __init__(self, connection: Connection, spin_time: float = 0.0) -> None:
         self.connection = connection
@@ -109,6 +119,165 @@ class Wire:
         return buffer
 
 
+class CallerWire:
+    """The caller's end of a duplex pipe to a host. No method waits for the host for longer than a moment.
+
+    A host may be suspended or busy, or it is dead while a child process of an env keeps the pipe open. Therefore, what
+    does not fit into the pipe goes to the `outbox`, and a message of which only a part has arrived is read in several
+    calls of `receive`. `ChannelGroup.wait` watches the pipe and calls `flush` and `receive`.
+
+    Other threads may close the wire at any time. A lock keeps the descriptor open while it is in use; otherwise, its
+    number could by then belong to a file of the user.
+
+    Args:
+        connection: The end of the pipe, which this object owns from now on.
+
+    Attributes:
+        fileno: The descriptor; -1 if the wire is closed.
+        outbox: What is not written yet: bytes, and lists of duplicated descriptors for the host.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.fileno = connection.fileno()
+        self.outbox: deque[memoryview | list[int]] = deque()
+        self._connection = connection
+        self._lock = threading.RLock()
+        self._messages: Iterator[Message | None] = self._read_messages()
+        self._to_read, self._to_write = select.poll(), select.poll()
+        self._to_read.register(self.fileno, select.POLLIN)
+        self._to_write.register(self.fileno, select.POLLOUT)
+        os.set_blocking(self.fileno, False)  # the other end, which the host uses, still blocks
+
+    def send(self, message: Message) -> None:
+        """Send a message or put the rest of it into the outbox; raise `OSError` if the other end is closed."""
+        tag, number, frames, subset = message
+        with self._lock:
+            if not frames:
+                self._write(HEADER.pack(tag, subset, number, 0))
+                return
+            for part in message.parts():
+                self._write(part)
+
+    def send_descriptors(self, *filenos: int) -> None:
+        """Send descriptors, which the host receives with `receive_descriptors`. See `send`."""
+        with self._lock:
+            if self.outbox or not self._pass_on(filenos):
+                self.outbox.append([os.dup(fileno) for fileno in filenos])
+
+    def receive(self) -> Message | None:
+        """Return the next message, or ``None`` if it has not arrived completely.
+
+        The out-of-band buffers of the message are new and writable. Raise `EOFError` or `OSError` if the other end is
+        closed.
+        """
+        with self._lock:
+            for message in self._messages:
+                return message
+        raise EOFError("a message was read only in part because of an error")  # so the next one cannot be found
+
+    def flush(self, timeout: float = 0.0) -> None:
+        """Write what fits of the outbox after a wait of at most ``timeout`` seconds. See `send` for errors."""
+        if timeout:
+            self._to_write.poll(timeout * 1000)
+        with self._lock:
+            while self.outbox:
+                first = self.outbox[0]
+                if isinstance(first, list):
+                    if not self._pass_on(first):
+                        return
+                    self.outbox.popleft()
+                    for fileno in first:
+                        os.close(fileno)
+                    continue
+                try:
+                    self.outbox[0] = first = first[os.write(self.fileno, first) :]
+                except BlockingIOError:
+                    return
+                if not first:
+                    self.outbox.popleft()
+
+    def close(self) -> None:
+        """Close the descriptor and drop the outbox."""
+        with self._lock:
+            self.fileno = -1
+            self._connection.close()
+            while self.outbox:
+                dropped = self.outbox.popleft()
+                for fileno in dropped if isinstance(dropped, list) else ():
+                    os.close(fileno)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        written = 0
+        if not self.outbox:
+            try:
+                written = os.write(self.fileno, data)
+                while written < len(data) and self._to_write.poll(_PATIENCE):
+                    written += os.write(self.fileno, memoryview(data)[written:])
+            except BlockingIOError:  # the pipe is full
+                pass
+        if written < len(data):
+            self.outbox.append(memoryview(bytes(memoryview(data)[written:])))  # the user may change an array meanwhile
+
+    def _pass_on(self, filenos: Sequence[int]) -> bool:
+        """Send descriptors and return whether the pipe had room for them."""
+        with socket.fromfd(self.fileno, socket.AF_UNIX, socket.SOCK_STREAM) as pipe:
+            pipe.setblocking(False)  # the program may have set a default timeout for sockets
+            try:
+                socket.send_fds(pipe, [b"D"], filenos)
+            except BlockingIOError:
+                return False
+        return True
+
+    def _read_messages(self) -> Iterator[Message | None]:
+        """Yield each message; yield ``None`` each time when the rest of it has not arrived yet."""
+        while True:
+            tag, subset, number, nbytes = HEADER.unpack((yield from self._read(_HEADER_SIZE)))
+            if not nbytes:
+                yield Message(tag, number, (), subset)
+                continue
+            head, sizes = split_body(memoryview((yield from self._read(nbytes))))
+            frames: list[Any] = [head]
+            for size in sizes:
+                buffer = yield from self._read_rest(size)
+                frames.append(buffer)
+            yield Message(tag, number, frames, subset)
+
+    def _read(self, nbytes: int) -> Generator[None, None, bytes | bytearray]:
+        while True:
+            try:
+                data = os.read(self.fileno, nbytes)
+            except BlockingIOError:
+                yield None
+                continue
+            return data if len(data) == nbytes else (yield from self._read_rest(nbytes, data))
+
+    def _read_rest(self, nbytes: int, begun: bytes = b"") -> Generator[None, None, bytearray]:
+        buffer = bytearray(nbytes)
+        position = len(begun)
+        buffer[:position] = begun
+        with memoryview(buffer) as view:
+            while position < nbytes:
+                try:
+                    count = os.readv(self.fileno, [view[position:]])
+                except BlockingIOError:
+                    if not self._to_read.poll(_PATIENCE):
+                        yield None
+                    continue
+                if not count:
+                    raise EOFError("the other end of the pipe is closed")
+                position += count
+        return buffer
+
+
+def receive_descriptors(connection: Connection, count: int) -> list[int]:
+    """Return the descriptors that a `CallerWire` has sent in one call of `CallerWire.send_descriptors`."""
+    with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as pipe:
+        _, filenos, _, _ = socket.recv_fds(pipe, 1, count)
+    if len(filenos) < count:
+        raise EOFError("the other end of the pipe is closed")
+    return filenos
+
+
 class PipeChannel(MessageChannel):
     """A channel over a pipe to a host in another process. Both processes share the memory of the batch."""
 
@@ -117,8 +286,7 @@ class PipeChannel(MessageChannel):
     ) -> None:
         super().__init__(env_ids)
         self.process = process
-        self.wire = Wire(pipe)
-        self.fileno = self.wire.fileno
+        self.wire = CallerWire(pipe)
         self.is_closed = False
         self.found_dead = False
         self._log = log
@@ -128,14 +296,27 @@ class PipeChannel(MessageChannel):
     def connect_bell(self) -> None:
         """Do nothing; in a subclass with a bell, this method gives a new host access to the bell."""
 
+    @property
+    def fileno(self) -> int:
+        """The descriptor of the caller's end of the pipe; -1 if it is closed."""
+        return self.wire.fileno
+
     def send_message(self, message: Message) -> None:
         self.wire.send(message)
         self._group.awaits_first = True
+        if self.wire.outbox:
+            self._group.watch_room(self)
 
-    def receive_message(self) -> Message:
-        if self.found_dead and not self.wire.connection.poll(0):  # a child process of an env keeps the pipe open
+    def send_descriptors(self, *filenos: int) -> None:
+        self.wire.send_descriptors(*filenos)
+        if self.wire.outbox:
+            self._group.watch_room(self)
+
+    def receive_message(self) -> Message | None:
+        message = self.wire.receive()
+        if message is None and self.found_dead:  # a child process of an env keeps the pipe open
             raise EOFError
-        return self.wire.receive()
+        return message
 
     def advance(self) -> bool:
         return bool(self.inbox)
@@ -157,7 +338,7 @@ class PipeChannel(MessageChannel):
         # means that the host has died, which its next command reports.
         with DeferSignals(), contextlib.suppress(OSError):
             self.notify(BatchAccess(batch.layout))
-            memory.send(self.wire.connection, self.process.pid)
+            self.send_descriptors(memory.fileno)
 
     def cause_of_death(self) -> Death:
         self.process.join(timeout=1.0)
@@ -182,6 +363,9 @@ class PipeChannel(MessageChannel):
         That process makes a new channel from the three descriptors that this method sends: those of the pipe,
         of the log, and of the connection that reports the exit code.
         """
+        with contextlib.suppress(OSError):  # the host has died, which the other process notices too
+            while self.wire.outbox and self.is_alive():
+                self.wire.flush(_FLUSH_TIMEOUT)
         for fileno in (self.fileno, self._log.fileno):
             reduction.send_handle(connection, fileno, pid)
         life = self.process.hand_over(connection, pid)
@@ -193,9 +377,9 @@ class PipeChannel(MessageChannel):
     def hang_up(self) -> None:
         """Close the caller's end of the pipe, which makes the host exit."""
         with DeferSignals():
-            if not self.wire.connection.closed:
+            if self.fileno >= 0:
                 self._group.unwatch(self)
-                self.wire.connection.close()
+                self.wire.close()
 
     def kill(self) -> None:
         if self.is_closed:

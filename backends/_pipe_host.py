@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from parallelenv.backends._bell import LOOK, SPIN, BellAccess, BellEnd
-from parallelenv.backends._pipe import Wire
+from parallelenv.backends._pipe import Wire, receive_descriptors
 from parallelenv.backends._shared_memory import BatchAccess, SharedArrays, SharedMemory
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.codec import DONE, PLAIN_STEPS, PRINTED, Message, decode, encode_reply
@@ -94,9 +94,11 @@ class PipeHost(MessageHost):
     def decode(self, message: Message) -> Command | Message | None:
         command: object = super().decode(message)
         if isinstance(command, BellAccess):
-            self._bell = BellEnd.receive(self.wire.connection, command)
+            fileno, *others = receive_descriptors(self.wire.connection, 4)
+            self._bell = BellEnd(command.line, SharedMemory(fileno, command.nbytes), others, self.wire.fileno)
         elif isinstance(command, BatchAccess):
-            memory = SharedMemory.receive(self.wire.connection, command.layout.nbytes)
+            (fileno,) = receive_descriptors(self.wire.connection, 1)
+            memory = SharedMemory(fileno, command.layout.nbytes)
             self._prepared.clear()
             self.use(Batch(command.layout, memory.map, owner=memory))
         else:
@@ -132,7 +134,7 @@ def serve(connection: Connection, log: WorkerLog) -> None:
             sys.exit(
                 f"A worker could not start a thread ({error}). Raise the limit on processes (ulimit -u) or memory."
             )
-        shared = SharedArrays.receive(connection, packed.shared) if packed.shared else {}
+        shared = SharedArrays.open(receive_descriptors(connection, 1)[0], packed.shared) if packed.shared else {}
         host = Host(packed.unpack(shared))
         redirect_streams(lambda: host.current, (1, 2))
         prepare_worker(packed)

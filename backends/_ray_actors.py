@@ -217,7 +217,9 @@ class ActorHandle:
                 reduction.send_handle(self.commands, log.fileno, self.pid)
             self.is_direct = True
             self._serving = self.handle.serve.remote()
-            return self.commands, log
+            # The connection has one owner, which closes it: the wire of the channel.
+            commands, self.commands = self.commands, None
+            return commands, log
 
     def get_started(self, call: Any) -> Any:
         import ray

@@ -12,8 +12,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from multiprocessing import reduction
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +56,7 @@ class SharedMemory:
     """
 
     def __init__(self, fileno: int, nbytes: int, access: int = mmap.ACCESS_WRITE) -> None:
-        self._fileno = fileno
+        self.fileno = fileno
         self.map = mmap.mmap(fileno, nbytes, access=access)
 
     @classmethod
@@ -93,24 +91,16 @@ class SharedMemory:
                 text = f"{what} {nbytes:,} bytes of shared memory, which are not available: {error}. {way}"
                 raise WorkerStartError(text) from error
 
-    @classmethod
-    def receive(cls, connection: Connection, nbytes: int, access: int = mmap.ACCESS_WRITE) -> SharedMemory:
-        return cls(reduction.recv_handle(connection), nbytes, access)
-
-    def send(self, connection: Connection, pid: int) -> None:
-        """Send the file descriptor of the memory to the process with id ``pid``, through a duplex pipe."""
-        with DeferSignals():
-            reduction.send_handle(connection, self._fileno, pid)
-
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # When the interpreter exits, the system closes the descriptor, and globals of this module may be missing.
         if not is_finalizing():
             with DeferSignals():
-                os.close(self._fileno)
+                fileno, self.fileno = self.fileno, -1
+                os.close(fileno)
 
 
 class BatchAccess(NamedTuple):
-    """Tells a worker that the caller is about to send (`SharedMemory.send`) the memory of a batch with this layout."""
+    """Tells a worker that the descriptor of the memory of a batch with this layout follows."""
 
     layout: Layout
 
@@ -138,9 +128,9 @@ class SharedArrays(dict[str, Array]):
         return cls(headers, memory)
 
     @classmethod
-    def receive(cls, connection: Connection, headers: ArrayHeaders) -> SharedArrays:
-        """Return the arrays whose memory another process sends. This process cannot write to them."""
-        return cls(headers, SharedMemory.receive(connection, _offsets(headers)[-1], mmap.ACCESS_READ))
+    def open(cls, fileno: int, headers: ArrayHeaders) -> SharedArrays:
+        """Return the arrays in the memory of another process. This process cannot write to them."""
+        return cls(headers, SharedMemory(fileno, _offsets(headers)[-1], mmap.ACCESS_READ))
 
 
 def _arrays(headers: ArrayHeaders, memory: mmap.mmap | Array) -> dict[str, Array]:

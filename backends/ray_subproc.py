@@ -65,6 +65,7 @@ class RelayedWorker:
         self._death: Death | None = None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(channel.fileno, self._read)
+        self._watch_room()
 
     def send(self, messages: Sequence[Message], reply: asyncio.Future[RelayedReply] | None) -> None:
         """Queue messages for the worker, and send as many queued messages as possible.
@@ -82,17 +83,31 @@ class RelayedWorker:
                 self._awaited = messages[-1].number, reply
             try:
                 for message in messages if self._death is None else ():
-                    self.channel.wire.send(message)
+                    self.channel.send_message(message)
+                self._watch_room()
             except OSError:
                 self.die(self.channel.cause_of_death())
             if self._death is not None:
                 self._answer(self._death)
+
+    def _watch_room(self) -> None:
+        if self.channel.wire.outbox:
+            self._loop.add_writer(self.channel.fileno, self._write)
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # the worker has died, which reading shows
+            self.channel.wire.flush()
+            if self.channel.wire.outbox:
+                return
+        self._loop.remove_writer(self.channel.fileno)
 
     def _read(self) -> None:
         try:
             message = self.channel.receive_message()
         except (EOFError, OSError):
             self.die(self.channel.cause_of_death())
+            return
+        if message is None:
             return
         is_idle = not self._queue
         self._answer(message, self.channel.take_output(is_idle=is_idle) if message.tag >= PRINTED else ())
@@ -105,13 +120,14 @@ class RelayedWorker:
 
     def check(self) -> None:
         """If the worker has died in a way that the pipe does not show, handle its death."""
-        if self._death is None and not self.channel.is_alive() and not self.channel.wire.connection.poll(0):
-            self.die(self.channel.cause_of_death())
+        if self._death is None and not self.channel.is_alive():
+            self._read()
 
     def unwatch(self) -> None:
         """Stop reading messages from the worker."""
-        if not self.channel.wire.connection.closed:
+        if self.channel.fileno >= 0:
             self._loop.remove_reader(self.channel.fileno)
+            self._loop.remove_writer(self.channel.fileno)
 
     def die(self, death: Death) -> None:
         """Kill the worker, and make ``death`` the reply to its current, queued and later commands."""

@@ -112,7 +112,7 @@ class SubprocBackend(Backend):
                 with Ignore(OSError):  # if the worker has died, its first command reports the death
                     worker.notify(sent)
                     if isinstance(shared, SharedArrays):
-                        shared.memory.send(worker.wire.connection, worker.process.pid)
+                        worker.send_descriptors(shared.memory.fileno)
                     worker.connect_bell()
         except BaseException:
             self._group.end(wanted)

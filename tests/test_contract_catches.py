@@ -82,7 +82,7 @@ class Channel(CallerChannel):
         if self.fault != "shares memory":
             return super().advance()
         if not self._replies and self._queue:
-            self._replies.append(self.host.execute(self._queue[0]))  # not detached
+            self._replies.append(self.host.execute(*self._queue[0]))  # not detached
         return bool(self._replies)
 
     def receive(self) -> Reply:

@@ -55,8 +55,11 @@ class MessageChannel(ABC):
         """Send a message, pickled or in the form of `Message.to_bytes`; raise an `OSError` if the other end is gone."""
 
     @abstractmethod
-    def receive_message(self) -> Message:
-        """Wait for the next message and return it; raise `EOFError` or `OSError` if the other end is gone."""
+    def receive_message(self) -> Message | None:
+        """Return the next message; raise `EOFError` or `OSError` if the other end is gone.
+
+        The result is ``None`` if the message has not arrived completely.
+        """
 
     @abstractmethod
     def cause_of_death(self) -> Death:
@@ -104,6 +107,8 @@ class MessageChannel(ABC):
             message = self.inbox.popleft() if self.inbox else self.read_message()
         except (EOFError, OSError) as error:
             raise HostDied from error
+        if message is None:
+            return Reply(0)  # commands are numbered from 1, so no call takes this for its reply
         reply = codec.decode_reply(message)
         if message.tag >= codec.PRINTED:
             reply.output = [*reply.output, *self.take_output(is_idle=not self._unread)]
@@ -121,10 +126,10 @@ class MessageChannel(ABC):
         """
         self.env_ids = batch.layout.ids_of(self.items)
 
-    def read_message(self) -> Message:
-        """Return the next reply without decoding it. See `receive_message` for errors."""
+    def read_message(self) -> Message | None:
+        """Return the next reply without decoding it. See `receive_message` for ``None`` and errors."""
         message = self.receive_message()
-        if self._unread:  # empty if the host could not read a message that is not a command
+        if message is not None and self._unread:  # empty if the host could not read a message that is not a command
             self._unread.popleft()
         return message
 
@@ -206,6 +211,8 @@ class MessageStep:
         try:
             message = channel.read_message()
         except (EOFError, OSError):  # the host has died
+            return False
+        if message is None:
             return False
         place = self._pending.pop(channel)
         if message.tag == DONE:

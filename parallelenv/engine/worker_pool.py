@@ -747,7 +747,8 @@ class Pool:
         self.generation += 1
         for worker in self._workers:
             worker.env_ids = layout.ids_of(worker.spec.env_ids)
-            worker.channel.attach(self.batch)
+            if worker.death is None:  # the replacement of a dead worker gets the batch in `_replace`
+                worker.channel.attach(self.batch)
         self._number_envs()
 
     def rearrange(self, layout: Layout) -> None:

@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from multiprocessing import reduction
 from pathlib import Path
@@ -46,6 +47,7 @@ class WorkerLog:
         self.fileno = fileno
         self._position = 0  # read position on the caller's side; last known length on the worker's
         self._last = b""  # the last bytes that were read
+        self._lock = threading.RLock()  # keeps the descriptor open while the caller uses it
 
     @classmethod
     def create(cls) -> WorkerLog | None:
@@ -68,14 +70,20 @@ class WorkerLog:
 
     def close(self) -> None:
         """Close the descriptor."""
-        with DeferSignals():
-            fileno, self.fileno = self.fileno, -1  # set first, because two threads may call this
-            if fileno >= 0:
-                os.close(fileno)
+        with DeferSignals(), self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        fileno, self.fileno = self.fileno, -1
+        if fileno >= 0:
+            os.close(fileno)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing():  # at exit this module's globals may be gone, and the system closes the descriptor
-            self.close()  # an interrupt may have left the log without an owner that closes it
+            with DeferSignals():
+                # An interrupt may have left the log without an owner that closes it. There is no lock here, because, in
+                # a forked child, a thread of the parent may hold it.
+                self._close()
 
     def has_grown(self) -> bool:
         """Return whether anything has been printed since the last call. The check takes 0.2 us."""
@@ -89,15 +97,16 @@ class WorkerLog:
         ``is_idle`` says whether the worker is waiting for a command. If it is, the last line counts as complete;
         otherwise, an incomplete last line is left for the next call.
         """
-        text = self._read()
-        if not is_idle:
-            text, newline, rest = text.rpartition(b"\n")
-            text += newline
-            self._position -= len(rest)
-        self._last = (self._last + text)[-4096:]
-        if is_idle and self._position > _WORN:
-            os.ftruncate(self.fileno, 0)
-            self._position = 0
+        with self._lock:
+            text = self._read()
+            if not is_idle:
+                text, newline, rest = text.rpartition(b"\n")
+                text += newline
+                self._position -= len(rest)
+            self._last = (self._last + text)[-4096:]
+            if is_idle and self._position > _WORN and self.fileno >= 0:
+                os.ftruncate(self.fileno, 0)
+                self._position = 0
         pieces = _MARK.split(text)  # text, env id, text, env id ...
         return [
             Printed((int(env_id),) if env_id else env_ids, piece.decode("utf-8", "replace"))
@@ -107,12 +116,16 @@ class WorkerLog:
 
     def last_lines(self) -> str:
         """Return the last lines that the worker printed, indented."""
-        text = _MARK.sub(b"", self._last + self._read()).decode("utf-8", "replace")
+        with self._lock:
+            unread = self._read()
+        text = _MARK.sub(b"", self._last + unread).decode("utf-8", "replace")
         lines = [line for line in _OWN_FRAMES.sub(r"\1", text).splitlines() if line.strip()]
         return "\n".join(f"    {line}" for line in lines[-20:])
 
     def _read(self) -> bytes:
-        parts = []
+        parts: list[bytes] = []
+        if self.fileno < 0:  # another thread has closed it in the meantime
+            return b""
         while part := os.pread(self.fileno, _WORN, self._position):
             parts.append(part)
             self._position += len(part)

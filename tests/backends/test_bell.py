@@ -54,7 +54,7 @@ def test_step_that_finished_before_a_later_call_is_not_lost_by_a_large_argument(
         (tmp_path / "go").touch()
         (worker,) = env.engine.pool._workers
         channel: Any = worker.channel
-        while not (channel.has_finished and channel.wire.connection.poll(1.0)):
+        while not (channel.has_finished and select.select([channel.fileno], [], [], 1.0)[0]):
             pass
         env.set_env_attr("weights", b"x" * 100_000)
         assert env.recv(4).states[:, 1].tolist() == [2] * 4
