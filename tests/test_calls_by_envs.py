@@ -88,7 +88,7 @@ def env(make_env: MakeEnv) -> Any:
 
 
 def calling(where: str, act: Callable[[Any], object]) -> None:
-    Calling.where, Calling.act = where, staticmethod(act)  # type: ignore[assignment]
+    Calling.where, Calling.act = where, staticmethod(act)
 
 
 STEP = [1] * NUM_ENVS
