@@ -139,8 +139,8 @@ class RayHost(RayActor):
 
     def serve(self) -> None:
         """Execute commands that arrive over the connection `commands` instead of in Ray calls."""
-        # The connection is closed when the host ends, whatever the reason. The actor's process, which Ray owns, does not
-        # end at that time, so nothing else would tell the caller.
+        # The connection is closed when the host ends, whatever the reason. Ray's process of the actor does not end at
+        # that time, so nothing else would tell the caller.
         with self.commands, contextlib.suppress(EOFError, OSError):
             host = self._host.host
             log = WorkerLog(reduction.recv_handle(self.commands))
