@@ -139,7 +139,9 @@ class RayHost(RayActor):
 
     def serve(self) -> None:
         """Execute commands that arrive over the connection `commands` instead of in Ray calls."""
-        with contextlib.suppress(EOFError, OSError):
+        # The connection is closed when the host ends, whatever the reason. Ray's process of the actor does not end at
+        # that time, so nothing else would tell the caller.
+        with self.commands, contextlib.suppress(EOFError, OSError):
             host = self._host.host
             log = WorkerLog(reduction.recv_handle(self.commands))
             redirect_streams(lambda: host.current, (log.fileno, log.fileno))

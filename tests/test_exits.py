@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, Fragile
-from modes import LOCAL, ORACLE, in_modes
+from modes import IN_BACKGROUND, LOCAL, ORACLE, in_modes
 from scripts import run
 
-from parallelenv.errors import EnvError, UnpicklableError
+from parallelenv.contract.worker_info import running_hosts
+from parallelenv.errors import EnvError, UnpicklableError, WorkerDiedError
 from parallelenv.worker import rollout_recorder
 from parallelenv.worker.rollout_recorder import new_chunk
 
@@ -257,3 +258,29 @@ def test_failure_before_the_first_env_is_one_of_all_envs_of_the_command(make_env
         truncated = env.rollout(Policy(), 3, progress=False).truncated
         assert truncated.sum() == 4 // env.num_workers
     assert env.rollout(Policy(), 3, progress=False).valid.all()
+
+
+class Breaking(Fragile):
+    def break_worker(self, kind: type[BaseException]) -> None:
+        """Let the worker end by an exception that no env has raised."""
+
+        def fail(*_: object) -> Any:
+            raise kind("out of order")
+
+        host: Any = next(running_hosts())
+        host.execute = host.repeat = fail
+
+
+@in_modes(*IN_BACKGROUND)
+@pytest.mark.parametrize("kind", [MemoryError, SystemExit, OSError, EOFError])
+def test_worker_that_ends_by_an_exception_is_dead(make_env: MakeEnv, kind: type[BaseException]) -> None:
+    env = make_env(envs(cls=Breaking), num_cpus=2, timeout=20.0)
+    env.reset()
+    env.customized_method("break_worker", {"kind": kind}, id=2)
+    with pytest.raises(WorkerDiedError) as caught:
+        env.step([GO_ON] * 4)
+    assert caught.value.env_ids == (2, 3)
+    assert caught.value.partial.env_ids.tolist() == [0, 1]  # type: ignore[attr-defined]
+    assert env.restart(3) == (2, 3)
+    env.reset([2, 3])
+    assert env.step([GO_ON] * 4).states[:, 1].tolist() == [2, 2, 1, 1]

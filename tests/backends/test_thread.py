@@ -92,10 +92,10 @@ def test_step_that_ends_after_close_does_not_change_results(tmp_path: Path) -> N
 def test_thread_that_ends_by_an_exception_is_dead(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException
 ) -> None:
-    def fail(host: Host, command: Command) -> Any:
+    def fail(host: Host, command: Command, *others: Any) -> Any:
         if command.operation == "step" and 3 in command.env_ids:
             raise error
-        return execute(host, command)
+        return execute(host, command, *others)
 
     execute = Host.execute
     with ParallelEnv(fragile(tmp_path), "thread", num_cpus=2, timeout=20.0) as env:
@@ -119,7 +119,7 @@ def test_event_loop_is_woken_by_the_end_of_a_thread(monkeypatch: pytest.MonkeyPa
         env.send([GO_ON] * 4)
         await env.arecv(min_envs=4, timeout=20.0)
 
-    def fail(host: Host, command: Command) -> Any:
+    def fail(host: Host, command: Command, *others: Any) -> Any:
         raise SystemExit(3)
 
     with ParallelEnv(fragile(tmp_path), "thread", num_cpus=1) as env:
