@@ -24,6 +24,7 @@ from modes import IN_BACKGROUND, IN_WORKERS, ORACLE, PROCESSES, RAY, THREADS, in
 from test_rollout import POLICIES, Count, Scripted, SubDict, counts, steps_of, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv, get_worker_info
+from parallelenv.collect.scheduler import CollectRequest
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
@@ -33,6 +34,7 @@ from parallelenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
+from parallelenv.results import difference
 from parallelenv.testing import envs as zoo
 from parallelenv.testing.contract import KINDS, assert_same
 
@@ -311,10 +313,42 @@ def test_listen_to_stops_all_collectors(make_set: MakeSet) -> None:
     end = time.monotonic() + 0.3
     _, info = collectors.collect(listen_to=[lambda: time.monotonic() > end])
     assert 0 < info["num_samples"] < 10**7
-    data, info = collectors.collect(listen_to=[lambda: True])
-    assert info["num_steps"].tolist() == [1, 1]  # every env is stepped at least once
+    before = collectors.collect(2)[0]
+    for _ in range(2):
+        data, info = collectors.collect(listen_to=[lambda: True])
+        assert (info["num_samples"], info["num_steps"].tolist()) == (0, [0, 0])
+        assert data.states.shape == (0, *before.states.shape[1:])
+        assert data.starts.tolist() == before.dones[-1].tolist()
+        assert difference(before.final_states, data.final_states) is None
+    data, info = collectors.collect(3)
+    assert info["num_steps"].tolist() == [3, 3]
     assert data.valid.all()
-    assert collectors.collect(3)[1]["num_steps"].tolist() == [3, 3]
+    assert difference(before.final_states, data.states[0]) is None
+
+
+def test_events_that_are_set_stop_a_collector_and_a_set_before_the_first_step(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 4)
+    with Collector(Net, few, num_steps=4) as alone:
+        for listen_to in [lambda: True], (), [lambda: True]:
+            one, info = alone.collect(listen_to=listen_to, progress=False)
+            data, infos = collectors.collect(listen_to=listen_to, progress=False)
+            assert infos["num_steps"].tolist() == [info["num_steps"]] * 2 == [4 if not listen_to else 0] * 2
+            assert data.states.shape[1:] == (2 * one.states.shape[1], *one.states.shape[2:])
+            assert data.starts.tolist() == one.starts.tolist() * 2
+
+
+def test_set_that_is_stopped_returns_the_steps_that_some_collectors_have_made(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 4)
+    collectors._scheduler.request({1: CollectRequest(3)})  # as after an interrupt
+    data, info = collectors.collect(listen_to=[lambda: True])
+    assert info["num_steps"].tolist() == [0, 3]
+    half = len(data.env_ids) // 2
+    assert len(data) == 3
+    assert data.valid[:, half:].all()
+    assert not data.valid[:, :half].any()
+    data, info = collectors.collect()
+    assert info["num_steps"].tolist() == [4, 4]
+    assert data.valid.all()
 
 
 # ---------------------------------------------------------------- weights
@@ -796,7 +830,7 @@ def test_evaluation_is_shared_by_all_collectors(make_set: MakeSet) -> None:
     assert found.lengths.tolist() == [4, 4, 7, 4, 7]
     assert found.env_ids.tolist() == [0, 0, 1, 2, 3]
     assert collectors.evaluate(2).env_ids.tolist() == [0, 2]
-    assert_same(found.returns, collectors.evaluate(5).returns)
+    assert_same(found.returns, collectors.evaluate(5, progress=False).returns)
     assert found.returns[0] != found.returns[3]
     assert len(collectors.evaluate(1)) == 1
     assert collectors.history[-1].is_test

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,3 +64,36 @@ def test_doctor_shows_the_cluster_that_a_ray_mode_would_join(monkeypatch: pytest
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray/ray_current_cluster").write_text(f"{place}\n")  # Ray's record of a cluster, which has ended
     assert (line("running"), line("answers")) == (place, "no")
+
+
+@pytest.mark.parametrize("kind", ["refused", "no text", "a folder"])
+def test_doctor_reports_a_record_of_ray_that_cannot_be_read(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    file, read = tmp_path / "ray/ray_current_cluster", Path.read_text
+    file.parent.mkdir()
+    if kind == "refused":  # as for the folder of another user; root can read everything
+
+        def read_text(path: Path, *args: Any, **kwargs: Any) -> str:
+            if path == file:
+                raise PermissionError(13, "Permission denied", str(path))
+            return read(path, *args, **kwargs)
+
+        monkeypatch.setattr(Path, "read_text", read_text)
+        monkeypatch.setattr(Path, "is_file", read_text)  # of Python 3.11
+        text = "PermissionError: [Errno 13] Permission denied: "
+    elif kind == "no text":
+        file.write_bytes(b"\xff\xfe:1")
+        text = "UnicodeDecodeError: "
+    else:
+        file.mkdir()
+        text = "IsADirectoryError: "
+    assert line("running") == "unknown"
+    assert line("unreadable").startswith(text)
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["ray"]
+    assert (found["running"], found["unreadable"].startswith(text)) == (None, True)
+    monkeypatch.setenv("RAY_ADDRESS", "auto")  # the record does not matter
+    assert line("running") == "auto"

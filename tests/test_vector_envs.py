@@ -272,6 +272,24 @@ def synced_zoo(kind: Any, autoreset: str, numbers: Any) -> SyncVectorEnv:
 
 
 @pytest.mark.parametrize("copies", [True, False])
+class Final(zoo.Counter):
+    """Its infos have the keys with which a vector env describes the ends of episodes."""
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {"final_info": {"own": 1}, "final_obs": self.count}
+
+
+@pytest.mark.parametrize("autoreset", [NEXT, DISABLED])
+@here_and_in_processes
+def test_keys_of_same_step_are_infos_like_others_in_other_autoreset_modes(autoreset: str, make_env: MakeEnv) -> None:
+    env = make_env([partial(synced_zoo, Final, autoreset, (0, 2))], asynchronous="restart")
+    env.reset()
+    for count in range(1, 4):  # the episode of one of the envs ends in the third step
+        result = env.step([1, 1])
+        assert [(info["final_info"], info["final_obs"]) for info in result.infos] == [({"own": 1}, count)] * 2
+    assert result.dones.tolist() == [False, True]
+
+
 @pytest.mark.parametrize(("policy", "autoreset"), [("restart", SAME), ("restart", NEXT), (None, DISABLED)])
 @pytest.mark.parametrize("kind", [zoo.Sheet, zoo.Words, zoo.Chain, zoo.Net])  # `Sheet` also has Dict actions
 @here_and_in_processes

@@ -16,6 +16,7 @@ from parallelenv.backends._fork_server_client import SERVERS
 from parallelenv.backends._process import start_methods
 from parallelenv.backends._shared_memory import available_memory
 from parallelenv.contract.cpu_cores import describe_cores
+from parallelenv.contract.failures import one_line
 
 _PACKAGES = ("gymnasium", "numpy", "cloudpickle", "pillow", "threadpoolctl", "tqdm", "ray")
 _OPTIONAL = ("matplotlib", "torch", "ipykernel")
@@ -43,7 +44,7 @@ def describe() -> str:
             elif name == "in each worker":
                 text = "; ".join(f"{module}, whose import {reason}" for module, reason in value.items()) or "nothing"
             elif value is None:
-                text = _IF_NONE.get(name, "none")
+                text = "unknown" if "unreadable" in values else _IF_NONE.get(name, "none")
             elif name in ("memory available", "dev shm"):
                 text = f"{value / 2**30:.1f} GiB"
             elif isinstance(value, bool):
@@ -108,8 +109,13 @@ def _ray_cluster() -> dict[str, object]:
     """
     # Ray uses /tmp on macOS, whatever TMPDIR is.
     folder = os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "darwin" else tempfile.gettempdir())
-    file = Path(folder, "ray", "ray_current_cluster")
-    address = os.environ.get("RAY_ADDRESS") or (file.read_text(encoding="utf-8").strip() if file.is_file() else "")
+    address = os.environ.get("RAY_ADDRESS", "")
+    try:
+        address = address or Path(folder, "ray", "ray_current_cluster").read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # no cluster has been started here
+    except (OSError, UnicodeDecodeError) as error:  # for example, the folder belongs to another user
+        return {"running": None, "unreadable": one_line(error)}
     if ":" not in address:  # "auto" and "local" are resolved by Ray itself
         return {"running": address or None}
     host, _, port = address.rpartition("://")[2].rpartition(":")

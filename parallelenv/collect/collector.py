@@ -203,8 +203,8 @@ class CollectorBase(ShortTracebacks):
             num_steps: Steps of each env. ``None`` means ``start_steps`` for the first collection and ``num_steps``
                 for all others, as given to the constructor.
             listen_to: Events (objects with ``is_set()``) and functions without arguments. As soon as an event is set or
-                a function returns ``True``, the collection stops before its next step and returns the steps so far. A
-                `CollectorSet` checks the events and functions about every 0.05 s.
+                a function returns ``True``, the collection stops before its next step and returns the steps so far,
+                which may be none. A `CollectorSet` checks the events and functions about every 0.05 s.
             progress: Whether to show a progress bar, on a terminal or in a notebook, after the first second.
 
         Returns:

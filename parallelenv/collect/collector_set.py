@@ -232,7 +232,7 @@ class CollectorSet(CollectorBase):
             self.version = self._scheduler.version
 
     @single_threaded
-    def evaluate(self, num_episodes: int = 10, *, seed: int | None = None) -> Evaluation:
+    def evaluate(self, num_episodes: int = 10, *, seed: int | None = None, progress: bool = True) -> Evaluation:
         """Run whole episodes in the test envs of all collectors. Each collector runs a share of the episodes.
 
         Collections in flight are finished first. They become part of the next `collect` or `stream`.
@@ -241,6 +241,7 @@ class CollectorSet(CollectorBase):
             num_episodes: Number of episodes of all collectors together. If the episodes do not divide evenly, each of
                 the first collectors runs one more.
             seed: See `Collector.evaluate`.
+            progress: Whether to show a progress bar. It advances when all collectors have finished. See `collect`.
 
         Returns:
             The episodes of the first collector, then those of the second, and so on. Test envs are numbered in the same
@@ -255,10 +256,11 @@ class CollectorSet(CollectorBase):
         """
         check_positive("num_episodes", num_episodes)
         seed = check_base_seed(seed)
-        shares = RolloutLength(None, num_episodes).shares(range(len(self)))
-        evaluation = join_evaluations(
-            self._scheduler.evaluate({rank: share for rank, share in shares.items() if share}, seed)
-        )
+        goal = RolloutLength(None, num_episodes)
+        shares = {rank: share for rank, share in goal.shares(range(len(self))).items() if share}
+        with progress_bar(goal, progress, "evaluate") as advance:
+            evaluation = join_evaluations(self._scheduler.evaluate(shares, seed))
+            advance(num_episodes)
         self.history.note(evaluation.returns, self.version, is_test=True)
         return evaluation
 

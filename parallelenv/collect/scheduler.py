@@ -48,7 +48,10 @@ Higher levels of zstd take longer and improve the ratio by only 0.01.
 
 @dataclass(frozen=True, slots=True)
 class CollectRequest:
-    """The action of a `CollectorEnv`: the maximum number of steps to collect, and a time limit in seconds."""
+    """The action of a `CollectorEnv`: the maximum number of steps to collect, and a time limit in seconds.
+
+    With 0 steps, it returns an empty rollout, which has the form of the data and the current states.
+    """
 
     num_steps: int
     seconds: float = math.inf
@@ -103,7 +106,9 @@ class CollectorEnv(Collector):
         part = Part(self.num_envs, self.version)
         try:
             part.data, part.seconds = self._gather(
-                request.num_steps, lambda num_made: num_made > 0 and time.perf_counter() >= end, progress=False
+                max(1, request.num_steps),
+                lambda num_made: not request.num_steps or (num_made > 0 and time.perf_counter() >= end),
+                progress=False,
             )
         except Exception as error:  # user code runs; the error is sent
             if signal_behind(error) is not None:
@@ -162,7 +167,7 @@ class Member:
     rows: Array  # rows of its envs in `Scheduler._running`
     pace: float = 16 / _SLICE  # latest steps per second; while unknown, a slice has 16 steps
     request: CollectRequest | None = None  # in progress
-    parts: list[Part] = field(default_factory=list)  # received but not yet taken; each has at least one step
+    parts: list[Part] = field(default_factory=list)  # received but not yet taken; an empty one is the only one
     settings: dict[Subject, Broadcast] = field(default_factory=dict)  # the settings that it has applied, by subject
     is_new: bool = False  # True for a replacement that has not been reset yet
     rested: float = 0.0  # time at which its latest request was done
@@ -271,14 +276,20 @@ class Scheduler:
     def work(
         self, goals: Sequence[int], enough: int, is_over: Callable[[], bool] | None, advance: Callable[[int], object]
     ) -> None:
-        """Run collectors until enough of them have reached their goals. Each collector makes at least one step."""
+        """Run collectors until enough of them have reached their goals, or ``is_over`` returns ``True``.
+
+        In the first case, each collector makes at least one step. In the second, no further step is requested.
+        """
         seconds = _SLICE if is_over is None and enough == len(goals) else _QUICK_SLICE
         while True:
             made = [sum(len(part.data or ()) for part in member.parts) for member in self.members]
             left = [goal - num_steps for goal, num_steps in zip(goals, made, strict=True)]
-            is_enough = sum(one <= 0 for one in left) >= enough or (is_over is not None and is_over())
+            is_enough = sum(one <= 0 for one in left) >= enough
             chosen = [rank for rank in self.idle if left[rank] > 0 and not (is_enough and made[rank])]
-            if chosen:  # each gets as many steps as it can make in about `seconds`, so that little is lost if it dies
+            if is_over is not None and is_over():
+                if without := [rank for rank in self.idle if not self.members[rank].parts]:
+                    self.request(dict.fromkeys(without, CollectRequest(0)))
+            elif chosen:  # each gets as many steps as it can make in about `seconds`, so that little is lost if it dies
                 most = {rank: 1 if is_enough else max(1, int(self.members[rank].pace * seconds)) for rank in chosen}
                 self.request({rank: CollectRequest(min(left[rank], most[rank]), seconds) for rank in chosen})
             if not self.busy:
@@ -309,12 +320,15 @@ class Scheduler:
                 with DeferSignals():  # otherwise an interrupt after `recv` loses the steps
                     batch = self.env.recv(1, 1, align="batch")  # does not wait
                     rank, part = int(batch.env_ids[0]), batch[0][0]
-                    self._rest([rank])
                     member, data = self.members[rank], part.unpack()
+                    is_empty = member.request == CollectRequest(0) and data is not None
+                    self._rest([rank])
                     member.num_envs = part.num_envs
                     if data:
-                        member.parts.append(part)
+                        member.parts = [*(one for one in member.parts if one.data), part]
                         member.pace = len(data) / part.seconds if part.seconds else member.pace
+                    elif is_empty and not member.parts:
+                        member.parts = [part]
             except BaseException as error:  # noqa: BLE001 (raised again, unless handled)
                 self._handle(error)
                 return num_steps

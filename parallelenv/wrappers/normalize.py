@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from parallelenv.contract.arguments import check_flags, is_number
 from parallelenv.contract.batch import Array
-from parallelenv.contract.error_text import show
+from parallelenv.contract.error_text import count, show
 from parallelenv.contract.spaces import Structure
 from parallelenv.errors import ArgumentError, EnvContractError
 from parallelenv.results import StepResult
@@ -86,9 +86,14 @@ class RunningStatistics:
 
     Attributes:
         leaves: The `Moments` of each leaf, by the same paths.
+
+    Raises:
+        ArgumentError: If ``shapes`` is not a dict of shapes.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        if not isinstance(shapes, Mapping) or not all(map(_is_shape, shapes.values())):
+            raise ArgumentError(f"shapes={show(shapes)} must be a dict of shapes, such as {{'': (3,)}}.")
         self.leaves = {name: Moments.of(np.zeros((0, *shape))) for name, shape in shapes.items()}
 
     @property
@@ -109,13 +114,20 @@ class RunningStatistics:
             env_ids: The env of each row, for error messages.
 
         Raises:
-            ArgumentError: If leaves or shapes differ from those of these statistics.
+            ArgumentError: If leaves or shapes differ from those of these statistics, a leaf is not an array of numbers,
+                or the numbers of rows differ.
             EnvContractError: If the batch would make the mean or variance permanently nan or infinite. After either
                 error, the statistics are unchanged.
         """
         if not isinstance(batch, Mapping):
             raise ArgumentError(f"batch={show(batch)} must be a dict of arrays, one for each of {list(self.leaves)}.")
-        arrays = {name: np.asarray(rows) for name, rows in batch.items()}
+        arrays = {name: _rows_of(name, rows) for name, rows in batch.items()}
+        counts = {f"batch[{name!r}]": len(rows) for name, rows in arrays.items()}
+        first, num_rows = next(iter(counts.items()), ("", 0))
+        if other := next((name for name, one in counts.items() if one != num_rows), ""):
+            raise ArgumentError(f"{other} has {count(counts[other], 'row')}, but {first} has {num_rows}.")
+        if env_ids is not None and len(env_ids) != num_rows:
+            raise ArgumentError(f"env_ids={show(env_ids)} must have {count(num_rows, 'item')}, one for each row.")
         with np.errstate(all="ignore"):  # overflows are detected below
             total = self._plus(self.leaves, {name: Moments.of(rows) for name, rows in arrays.items()}, "The batch")
             wrong = [name for name, moments in total.items() if not moments.is_finite]
@@ -393,6 +405,23 @@ class NormalizeRewards(ParallelWrapper):
     def remembered(self) -> dict[str, object]:
         """Return the statistics, the current returns and the discount."""
         return {**super().remembered(), "settings": {"gamma": self.gamma}}
+
+
+def _is_shape(shape: object) -> bool:
+    sizes = shape if isinstance(shape, (tuple, list)) else [None]
+    return all(isinstance(size, int | np.integer) and size >= 0 for size in sizes)
+
+
+def _rows_of(name: str, rows: object) -> Array:
+    """Return a leaf of a batch as an array, which must have one row of numbers per env."""
+    try:
+        array: Array = np.asarray(rows)
+        array = array.astype(np.float64) if array.dtype == object else array
+    except (ValueError, TypeError, OverflowError):  # rows of different shapes, or objects that are not numbers
+        array = np.array(None)
+    if not array.ndim or array.dtype.kind not in "biuf":
+        raise ArgumentError(f"batch[{name!r}]={show(rows)} must be an array of numbers with one row per env.")
+    return array
 
 
 def _with_boxes(space: Any, places: Collection[str], clip: float, path: str = "") -> Any:

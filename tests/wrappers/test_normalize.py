@@ -215,11 +215,23 @@ def test_statistics_refuse_data_and_files_that_do_not_fit(tmp_path: Path) -> Non
         (statistics.update, {"x": np.zeros((2, 3))}, "The batch has the leaves .*'x'"),
         (statistics.update, {"": [[1, 1, 1], [np.nan] * 3]}, r"rows \[1\] of the batch would make mean"),
         (statistics.update, np.zeros((2, 3)), r"batch=.* must be a dict of arrays"),
+        (statistics.update, {"": 5.0}, r"batch\[''\]=5\.0 must be an array of numbers with one row per env"),
+        (statistics.update, {"": ["x", "y"]}, r"batch\[''\]=\['x', 'y'\] must be an array of numbers"),
+        (statistics.update, {"": [[1, 2, 3], [4]]}, r"batch\[''\]=\[\[1, 2, 3\], \[4\]\] must be an array of numbers"),
+        (statistics.update, {"": np.zeros((2, 3), complex)}, r"batch\[''\]=.* must be an array of numbers"),
+        (partial(statistics.update, env_ids=[4]), {"": np.zeros((2, 3))}, r"env_ids=\[4\] must have 2 items"),
+        (RunningStatistics, {"a": 3}, r"shapes=\{'a': 3\} must be a dict of shapes, such as"),
+        (RunningStatistics, {"a": (-1,)}, r"shapes=\{'a': \(-1,\)\} must be a dict"),
+        (RunningStatistics, {"a": (1.5,)}, r"shapes=\{'a': \(1\.5,\)\} must be a dict"),
+        (RunningStatistics, [()], r"shapes=\[\(\)\] must be a dict"),
+        (RunningStatistics({"": ()}).update, {"": 5.0}, r"batch\[''\]=5\.0 must be an array of numbers"),
     ]
     for call, argument, message in cases:
         with pytest.raises((ArgumentError, EnvContractError), match=message):
             call(argument)
     assert statistics.count == statistics.leaves[""].mean.sum() == 0
+    with pytest.raises(ArgumentError, match=r"batch\['b'\] has 1 row, but batch\['a'\] has 2"):
+        RunningStatistics({"a": (), "b": ()}).update({"a": np.zeros(2), "b": np.zeros(1)})
     (tmp_path / "text").write_text("nothing")
     np.savez(tmp_path / "foreign.npz", weights=np.zeros(3))
     for name in ("text", "foreign.npz"):
