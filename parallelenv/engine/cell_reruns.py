@@ -41,14 +41,21 @@ def close_earlier() -> None:
     run = current_run()
     if run is None:
         return
-    made = [(message, made()) for message, made in _made.get(run.cell, ())]
-    old = [env for message, env in made if message != run.message and env is not None and not env.closed]
+    old = [env for message, env in _open_envs(run.cell) if message != run.message]
     for env in old:
         env.close()
-    _made[run.cell] = [(message, weakref.ref(env)) for message, env in made if env is not None and not env.closed]
+    for cell in list(_made):  # of all cells: a cell that was deleted or changed does not run again
+        _made[cell] = [(message, weakref.ref(env)) for message, env in _open_envs(cell)]
+        if not _made[cell]:
+            del _made[cell]
     if old:
         made_earlier = count(len(old), "ParallelEnv")
         say(f"Closed {made_earlier} that an earlier run of this cell had made (keep=True prevents that).\n")
+
+
+def _open_envs(cell: str) -> list[tuple[str, Any]]:
+    made = [(message, made()) for message, made in _made.get(cell, ())]
+    return [(message, env) for message, env in made if env is not None and not env.closed]
 
 
 def register(env: Any) -> None:

@@ -111,8 +111,8 @@ def _finish(woken: asyncio.Future[None]) -> None:
         woken.set_result(None)
 
 
-_MOST_PLANS, _MOST_SEEN = 64, 16
-"""Maximum numbers of step plans, and of steps without a plan, that are kept."""
+_MOST_PLANS, _MOST_SEEN, _MOST_HINTS = 64, 16, 256
+"""Maximum numbers of step plans, of steps without a plan, and of hints at absent attributes, that are kept."""
 ResetArguments = Sequence[tuple[int | None, Info | None]]
 """Seed and options for each env's reset."""
 
@@ -672,9 +672,11 @@ class Engine:
     def attribute_hint(self, key: str, env_id: int) -> str:
         """Return a hint at an attribute of the env with a name similar to ``key``; an empty string if there is none.
 
-        Asking an env takes 1 ms, so each env is asked only once for each ``key``.
+        Asking an env takes 1 ms, so hints are kept for calls that are repeated.
         """
         if (key, env_id) not in self._hints:
+            if len(self._hints) == _MOST_HINTS:
+                self._hints.clear()
             self._hints[key, env_id] = self.pool.ask(
                 "get", (env_id,), None, Lookup(key, "hint"), raises=False
             ).values.get(env_id, "")
