@@ -5,7 +5,9 @@ If a number here grows, steps have become slower for all users.
 
 from __future__ import annotations
 
+import contextlib
 import select
+import sys
 import time
 import tracemalloc
 from collections import Counter
@@ -275,6 +277,102 @@ def test_the_caller_sleeps_at_most_once_per_worker(naps: float, monkeypatch: pyt
             polls.append(len(sleeps))
     if naps:  # after a poll: it busy-waits only for workers that are, or seem, fast
         assert sum(number <= 4 for number in polls) > NUM_STEPS / 2
+
+
+# ---------------------------------------------------------------- results received a few at a time
+
+
+def bytecodes_of(function: Callable[[], Any]) -> int:
+    """Return how many bytecodes a call executes."""
+    count = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def receive(env: ParallelEnv) -> None:
+    env.recv(1, 1)
+
+
+def receive_listed(env: ParallelEnv) -> None:
+    env.recv(1, 1, align="batch")
+
+
+def receive_asynchronously(env: ParallelEnv) -> None:
+    with contextlib.suppress(StopIteration):  # nothing has to be waited for, so no event loop is needed
+        received = env.arecv(1, 1)
+        while True:
+            received.send(None)
+
+
+def exchange(env: ParallelEnv) -> None:
+    got = env.get_state()
+    assert got is not None
+    env.send_action(1, got[1])
+
+
+STREAMS: dict[ParallelEnv, Any] = {}
+
+
+def stream_on(env: ParallelEnv) -> None:
+    next(STREAMS[env])
+
+
+def start_stream(env: ParallelEnv) -> None:
+    STREAMS[env] = env.stream(lambda states: [1] * len(states), max_envs=1)
+
+
+def send_steps(env: ParallelEnv) -> None:
+    env.send([1] * len(env))
+
+
+def send_resets(env: ParallelEnv) -> None:
+    env.send_reset()
+
+
+def send_singly(env: ParallelEnv) -> None:
+    for env_id in range(len(env)):
+        env.send([1], env_id)
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "restart"])
+@pytest.mark.parametrize("info", [{}, {"trace": []}], ids=["plain", "infos"])
+@pytest.mark.parametrize(
+    ("start", "call"),
+    [
+        (send_steps, receive),
+        (send_singly, receive),
+        (send_resets, receive_listed),
+        (send_steps, receive_asynchronously),
+        (send_steps, exchange),
+        (start_stream, stream_on),
+    ],
+)
+def test_one_result_costs_the_same_however_many_envs_are_in_flight(
+    start: Any, call: Any, info: Any, on_failure: Any
+) -> None:
+    counts = {}
+    for num_envs in (64, 1024):
+        envs = [partial(Constant, *SPACES["vector"], info=info)] * num_envs
+        with ParallelEnv(envs, ORACLE, "restart", on_failure=on_failure) as env:
+            env.reset()
+            start(env)
+            for _ in range(3):
+                call(env)
+            counts[num_envs] = min(bytecodes_of(partial(call, env)) for _ in range(3))
+            STREAMS.clear()
+    assert counts[1024] < 1.1 * counts[64] < 20_000
 
 
 # ---------------------------------------------------------------- copies

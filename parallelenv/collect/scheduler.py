@@ -337,7 +337,7 @@ class Scheduler:
                 raised = with_note(part.failure)
                 add_note(raised, f"It was raised in collector {rank}, which is an env of its set.")
                 raise raised
-            if not engine.table.arrived:
+            if not engine.table.arrived(1):
                 break
         return num_steps
 

@@ -493,7 +493,7 @@ class InfoColumns:
         return gathered
 
 
-@functools.cache
+@functools.lru_cache(maxsize=128)  # the keys are the user's, and pools may have others each time
 def _dict_maker(keys: tuple[str, ...]) -> Callable[..., list[Info]]:
     """Return a function that makes dicts with these keys from columns of values.
 

@@ -111,8 +111,8 @@ def _finish(woken: asyncio.Future[None]) -> None:
         woken.set_result(None)
 
 
-_MOST_PLANS, _MOST_SEEN = 64, 16
-"""Maximum numbers of step plans, and of steps without a plan, that are kept."""
+_MOST_PLANS, _MOST_SEEN, _MOST_HINTS = 64, 16, 256
+"""Maximum numbers of step plans, of steps without a plan, and of hints at absent attributes, that are kept."""
 ResetArguments = Sequence[tuple[int | None, Info | None]]
 """Seed and options for each env's reset."""
 
@@ -337,15 +337,13 @@ class Engine:
         else:
             self.pool.wait(ticket, self.pool.timeout if timeout is None else timeout, start)
 
-    def _wait_for_arrivals(self, wanted: int, timeout: float | None, env_ids: Sequence[int] | None = None) -> list[int]:
-        """Wait until the results of ``wanted`` envs in ``env_ids`` (``None``: any envs) have arrived; return all."""
-        start = time.monotonic()
+    def _wait_for_arrivals(self, wanted: int, timeout: float | None, env_ids: Sequence[int] | None = None) -> None:
+        """Wait until the results of ``wanted`` envs, or of all of ``env_ids`` if they are given, have arrived."""
+        start, table = time.monotonic(), self.table
         while True:
-            arrived = self.table.arrived
-            num_arrived = len(arrived if env_ids is None else set(arrived).intersection(env_ids))
-            if num_arrived >= wanted:
+            if len(table.arrived(wanted)) >= wanted if env_ids is None else not table.pending_ids(env_ids):
                 if not self._repeat_lost_resets():
-                    return arrived
+                    return
             elif not self.pool.pump(self._deadline(timeout, start)):
                 self._be_late(timeout, env_ids)
 
@@ -358,9 +356,7 @@ class Engine:
         return None if limit is None else max(start, self._retried_at) + limit
 
     def _be_late(self, timeout: float | None, env_ids: Sequence[int] | None = None) -> None:
-        pending = self.table.pending_ids
-        if env_ids is not None:
-            pending = sorted(set(pending).intersection(env_ids))
+        pending = self.table.pending_ids(env_ids)
         late = self.pool.late(pending, self.pool.timeout if timeout is None else timeout, "step")
         if timeout is not None or self.recovery is None:
             raise late
@@ -369,13 +365,15 @@ class Engine:
 
     def _repeat_lost_resets(self) -> bool:
         """Repeat resets whose worker died or hung if failed envs are restarted; return whether there were any."""
-        if self.recovery is None:
+        table = self.table
+        if self.recovery is None or not table.has_failed_resets:
             return False
-        tickets = self.table.tickets
-        resets = {env_id: tickets[env_id] for env_id in self.table.arrived if tickets[env_id].operation == "reset"}
+        tickets = table.tickets
+        resets = {env_id: tickets[env_id] for env_id in table.arrived() if tickets[env_id].operation == "reset"}
         failures = {one: resets[one].failures[one] for one in sorted(resets) if one in resets[one].failures}
         lost = {env_id: failure for env_id, failure in failures.items() if failure.is_of_worker}
         if not lost:
+            table.has_failed_resets = False
             return False
         self._repeat_resets(resets, lost, self.recovery, separately=True)
         self._retried_at = time.monotonic()
@@ -598,8 +596,8 @@ class Engine:
         self, min_envs: int, max_envs: int | None, timeout: float | None, align: Form
     ) -> StepResult | StepBatch:
         """Return the results of envs that have finished their step or reset, in the order of arrival."""
-        arrived = self._wait_for_arrivals(self._num_wanted(min_envs), timeout)
-        return self._collect_arrived(arrived[:max_envs], align)
+        self._wait_for_arrivals(self._num_wanted(min_envs), timeout)
+        return self._collect_arrived(self.table.arrived(max_envs), align)
 
     def _collect_arrived(self, env_ids: Sequence[int], align: Form) -> StepResult | StepBatch:
         return self.collect_step(Outcome.of(env_ids, self.table.tickets), align)
@@ -684,9 +682,11 @@ class Engine:
     def attribute_hint(self, key: str, env_id: int) -> str:
         """Return a hint at an attribute of the env with a name similar to ``key``; an empty string if there is none.
 
-        Asking an env takes 1 ms, so each env is asked only once for each ``key``.
+        Asking an env takes 1 ms, so hints are kept for calls that are repeated.
         """
         if (key, env_id) not in self._hints:
+            if len(self._hints) == _MOST_HINTS:
+                self._hints.clear()
             self._hints[key, env_id] = self.pool.ask(
                 "get", (env_id,), None, Lookup(key, "hint"), raises=False
             ).values.get(env_id, "")
@@ -699,15 +699,20 @@ class Engine:
         found = {*self.table.tickets, *(() if planned is None else planned.env_ids)}
         return [] if self.guard.is_closed else sorted(found)
 
+    @property
+    def has_in_flight(self) -> bool:
+        """Whether `in_flight` has any ids."""
+        return not self.guard.is_closed and bool(self.table.tickets or self.pool.planned)
+
     # ---------------------------------------------------------------- for event loops
 
     @single_threaded_in("arecv")
     def poll(self, min_envs: int, timeout: float | None, start: float) -> bool:
         """Return, without waiting, whether enough results have arrived for `receive_now`."""
         wanted, table = self._num_wanted(min_envs), self.table
-        while len(table.arrived) < wanted and self.pool.pump(time.monotonic()):
+        while len(table.arrived(wanted)) < wanted and self.pool.pump(time.monotonic()):
             pass
-        if len(table.arrived) >= wanted:
+        if len(table.arrived(wanted)) >= wanted:
             return not self._repeat_lost_resets()
         deadline = self._deadline(timeout, start)
         if deadline is not None and time.monotonic() >= deadline:
@@ -726,9 +731,9 @@ class Engine:
 
         The result is ``None`` if too few results are left, because another task has taken some since `poll` was called.
         """
-        arrived = self.table.arrived
-        enough = len(arrived) >= self._num_wanted(min_envs)
-        return self._collect_arrived(arrived[:max_envs], align) if enough else None
+        wanted = self._num_wanted(min_envs)
+        enough = len(self.table.arrived(wanted)) >= wanted
+        return self._collect_arrived(self.table.arrived(max_envs), align) if enough else None
 
 
 def _close_dropped(pool: Pool) -> None:

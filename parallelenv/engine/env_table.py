@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from parallelenv.contract.protocol import EXHAUSTED, NOTHING
 from parallelenv.contract.spaces import Info
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.episode_stats import EpisodeStats
-from parallelenv.engine.tickets import Arrival, Ticket
+from parallelenv.engine.tickets import Ticket
 from parallelenv.errors import AbsentAttributeError, ArgumentError, EnvBusyError, ExhaustedError, ResetNeededError
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 
 
 VERSION = 2
+_WHOLE = -1
+"""Used instead of an env id: all of `Ticket.answered`."""
+_MOST_UNWANTED = 64
+"""Number of arrivals that are no longer wanted, in addition to twice the number of envs in flight, that are kept."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,7 @@ class EnvTable:
         exhausted: Ids of envs whose latest reset found no further episode. Such envs also count as done.
         tickets: Tickets of steps and resets whose results the user does not have yet, by env id. A planned step is not
             in this dict before `Pool.enter_planned` is called.
+        has_failed_resets: Whether `recv` may find results of resets that failed.
         version: A number. Whenever it changes, all step plans become invalid.
     """
 
@@ -170,7 +176,11 @@ class EnvTable:
         self.unpaused = env_ids
         self.reset_infos: list[Info] = [{} for _ in range(num_envs)]
         self.tickets: dict[int, Ticket] = {}
-        self._arrivals: list[Arrival] = []  # of all tickets in the table, in the order of the results
+        # The results that `recv` may return, in their order: a ticket, and the id of one of its envs whose result has
+        # arrived, or `_WHOLE`. Entries that are no longer wanted are skipped, and removed when they are first or last,
+        # or when they are many.
+        self._arrivals: deque[tuple[Ticket, int]] = deque()
+        self.has_failed_resets = False
         self.version = 0
         self.share_stats(EpisodeStats(num_envs))
 
@@ -192,53 +202,74 @@ class EnvTable:
         If ``separately`` is ``True``, `recv` can return each env's result as soon as it has arrived. Otherwise, the
         results are returned together, in the order of ``env_ids``.
         """
+        if not self.tickets.keys().isdisjoint(env_ids):
+            self.release(env_ids)
         self.version += 1
         ticket.env_ids = env_ids
         if ticket.operation == "step":
             self._unstepped.difference_update(ticket.sent_to)
+        if len(ticket.sent_to) < len(env_ids):
+            ticket.left_out = frozenset(env_ids).difference(ticket.sent_to)
         self.tickets.update(dict.fromkeys(env_ids, ticket))
-        if separately:
-            ticket.arrivals = self._arrivals
-            has_answers = ticket.failures or len(ticket.sent_to) < len(env_ids)
-            self._arrivals.append((ticket, ticket.answered if has_answers else ()))
-        else:
-            self._arrivals.append((ticket, None))
+        if not separately:
+            self._arrivals.append((ticket, _WHOLE))
+            return
+        ticket.table = self
+        if ticket.failures or ticket.left_out:
+            self.record_arrival(ticket, ticket.answered)
 
-    def release(self, env_ids: Iterable[int]) -> None:
+    def record_arrival(self, ticket: Ticket, env_ids: Sequence[int]) -> None:
+        """Record that the results of these envs, which `recv` returns separately, have arrived."""
+        self._arrivals.extend(zip(itertools.repeat(ticket), env_ids))
+        self.has_failed_resets |= ticket.operation == "reset" and bool(ticket.failures)
+
+    def release(self, env_ids: Sequence[int]) -> None:
         """Remove the tickets of envs whose results have been returned or are no longer wanted."""
-        tickets: dict[int, Ticket] = {}
-        old = self.tickets
-        if env_ids is not self.env_ids:
-            gone = set(env_ids)
-            tickets = {one: ticket for one, ticket in old.items() if one not in gone}
-        self.tickets = tickets  # one assignment, so that an interrupt removes all envs or none
-        if tickets:
-            for one in old.keys() - tickets.keys():  # an exception keeps its callers' variables, so drop it
-                if old[one].pending:
-                    old[one].failures.pop(one, None)
-            kept: list[Arrival] = []
-            for ticket, arrived in self._arrivals:
-                left = [one for one in (ticket.env_ids if arrived is None else arrived) if tickets.get(one) is ticket]
-                if left:
-                    kept.append((ticket, None if arrived is None else left))
-            self._arrivals[:] = kept
-        else:
+        tickets = self.tickets
+        if env_ids is self.env_ids:
+            self.tickets = {}
             self._arrivals.clear()
+            return
+        gone = dict.fromkeys(map(tickets.get, env_ids))
+        # Without bytecodes between the envs, so that an interrupt removes all of them or none.
+        deque(map(tickets.pop, env_ids, itertools.repeat(None)), maxlen=0)
+        if not tickets:
+            self._arrivals.clear()
+            return
+        for unwanted in gone:
+            if unwanted is not None and unwanted.pending and unwanted.failures:
+                for one in env_ids:  # an exception keeps its callers' variables, so drop it
+                    unwanted.failures.pop(one, None)
+        arrivals = self._arrivals
+        for end, remove in ((0, arrivals.popleft), (-1, arrivals.pop)):
+            while arrivals:
+                ticket, env_id = arrivals[end]
+                if tickets.get(env_id) is ticket or (env_id == _WHOLE and self._is_wanted(ticket, env_id)):
+                    break
+                remove()
+        if len(arrivals) > 2 * len(tickets) + _MOST_UNWANTED:
+            self._arrivals = deque(entry for entry in arrivals if self._is_wanted(*entry))
 
-    @property
-    def arrived(self) -> list[int]:
-        """Ids of envs whose result has arrived but has not been returned yet.
+    def _is_wanted(self, ticket: Ticket, env_id: int) -> bool:
+        return any(self.tickets.get(one) is ticket for one in (ticket.env_ids if env_id == _WHOLE else (env_id,)))
 
-        `recv` returns the results in this order.
-        """
-        answers = ((ticket, ticket.answered if env_ids is None else env_ids) for ticket, env_ids in self._arrivals)
-        return [one for ticket, env_ids in answers for one in env_ids if self.tickets.get(one) is ticket]
+    def arrived(self, most: int | None = None) -> list[int]:
+        """Return the ids of the first ``most`` envs (``None``: all) whose result can be returned, in this order."""
+        tickets = self.tickets
+        found = (
+            one
+            for ticket, env_id in self._arrivals
+            for one in (ticket.answered if env_id == _WHOLE else (env_id,))
+            if tickets.get(one) is ticket
+        )
+        return list(itertools.islice(found, most))
 
-    @property
-    def pending_ids(self) -> list[int]:
-        """Ids of envs whose reply has not arrived yet."""
-        arrived = set(self.arrived)
-        return [env_id for env_id in self.tickets if env_id not in arrived]
+    def pending_ids(self, env_ids: Iterable[int] | None = None) -> list[int]:
+        """Return those of ``env_ids`` (``None``: all envs in flight) whose reply has not arrived yet."""
+        tickets = self.tickets
+        chosen = {one: tickets[one] for one in env_ids} if env_ids is not None else tickets
+        pending = {ticket: set(ticket.pending_ids) for ticket in dict.fromkeys(chosen.values())}
+        return [env_id for env_id, ticket in chosen.items() if env_id in pending[ticket]]
 
     # ---------------------------------------------------------------- which envs may be stepped
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.protocol import Extra
 
-Arrival = tuple["Ticket", Sequence[int] | None]
-"""A ticket, and the ids of some of its envs, whose results have arrived. ``None`` stands for `Ticket.answered`."""
+if TYPE_CHECKING:
+    from parallelenv.engine.env_table import EnvTable
 
 
 class Ticket:
@@ -26,10 +26,14 @@ class Ticket:
         values: Results, by env id; envs with an empty result are left out.
         is_awaited: Whether the call that sent the ticket also waits for it. If another call finds it in flight, that
             call was interrupted.
-        arrivals: List to which an entry is appended for each reply that arrives; ``None`` if no such list is needed.
+        table: The table that is told of each reply, because results are received separately; otherwise ``None``.
+        left_out: Those of ``env_ids`` that are not in ``sent_to``.
     """
 
-    __slots__ = ("arrivals", "each", "env_ids", "failures", "is_awaited", "operation", "pending", "sent_to", "values")
+    __slots__ = (
+        *("each", "env_ids", "failures", "is_awaited", "left_out", "operation"),
+        *("pending", "sent_to", "table", "values"),
+    )
 
     def __init__(self, operation: str, sent_to: Sequence[int], each: Sequence[Any] | None = None) -> None:
         self.operation = operation
@@ -39,7 +43,8 @@ class Ticket:
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
         self.is_awaited = False
-        self.arrivals: list[Arrival] | None = None
+        self.table: EnvTable | None = None
+        self.left_out: Set[int] = frozenset()
 
     def record_reply(self, number: int, values: Mapping[int, Any], failures: Mapping[int, Failure]) -> None:
         """Record the reply to the command with this number."""
@@ -48,8 +53,8 @@ class Ticket:
             self.values.update(values)
         if failures:
             self.failures.update(failures)
-        if self.arrivals is not None:
-            self.arrivals.append((self, env_ids))
+        if self.table is not None:
+            self.table.record_arrival(self, env_ids)
 
     def raise_failures(self, partial: Any = None) -> None:
         """Raise the failures, if there are any.
@@ -101,10 +106,9 @@ class Outcome:
             if not (ticket.values or ticket.failures) and len(ticket.sent_to) == len(ticket.env_ids):
                 return cls(env_ids, env_ids, {}, {})
         of_each = [(env_id, tickets[env_id]) for env_id in env_ids]
-        sent_to = {one: set(one.sent_to) for one in {one for _, one in of_each}}
         return cls(
             env_ids,
-            [env_id for env_id, one in of_each if env_id in sent_to[one]],
+            [env_id for env_id, one in of_each if env_id not in one.left_out],
             {env_id: one.values[env_id] for env_id, one in of_each if env_id in one.values},
             {env_id: one.failures[env_id] for env_id, one in of_each if env_id in one.failures},
             resets=[env_id for env_id, one in of_each if one.operation == "reset"],

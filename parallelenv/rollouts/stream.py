@@ -66,7 +66,7 @@ class Stream:
         """
         left = math.inf if num_steps is None else num_steps
         left -= self._act(None, left)
-        while self._engine.in_flight:  # empty after `close`
+        while self._engine.has_in_flight:  # not after `close`
             result = self._receive(min_envs, max_envs, timeout)
             try:
                 left -= self._act(result, left)
@@ -74,7 +74,7 @@ class Stream:
                 put(error, "partial", result)
                 raise
             yield result.env_ids, result
-            if left and not (self._engine.in_flight or self._guard.is_closed):
+            if left and not (self._engine.has_in_flight or self._guard.is_closed):
                 # The caller may have reset or resumed envs. If an env now needs a reset, the stream ends.
                 table = self._engine.table
                 if set(table.needing_reset()).difference(table.exhausted).isdisjoint(table.unpaused):
@@ -84,12 +84,15 @@ class Stream:
     def _act(self, result: StepResult | None, most: float) -> int:
         """Send actions to at most ``most`` of the envs that wait for an action; return the number of actions sent."""
         engine, table = self._engine, self._engine.table
-        in_flight = set(engine.in_flight)
-        idle = [env_id for env_id in table.unpaused if env_id not in in_flight]
+        engine.pool.enter_planned()
+        received = [] if result is None else result.env_ids.tolist()
+        idle = received
+        if table.unpaused is not table.env_ids or len(received) + len(table.tickets) < len(table.env_ids):
+            idle = [env_id for env_id in table.unpaused if env_id not in table.tickets]
         table.refuse_without_episode(idle)
         waiting = list(table.choose(idle)[0])
-        if result is not None:  # first the envs in `result`, in its order
-            came = {env_id: place for place, env_id in enumerate(result.env_ids.tolist())}
+        if idle is not received:  # first the envs in `result`, in its order
+            came = {env_id: place for place, env_id in enumerate(received)}
             waiting.sort(key=lambda env_id: came.get(env_id, len(came)))
         env_ids = tuple(waiting[: int(min(most, len(waiting)))])
         if env_ids:

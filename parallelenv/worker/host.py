@@ -688,7 +688,7 @@ class Host:
         known = next((other for other in self._spaces if other == space), None)
         if known is None and space is not None:
             known = copy.deepcopy(space)
-            self._spaces.append(known)
+            self._spaces = [*self._spaces, known][-2 * len(self._envs) :]  # of rebuilt envs, the latest
         return known
 
     def _adopt(self, env_id: int, adapted: Any) -> None:
