@@ -153,7 +153,7 @@ class Engine:
         self._hints: dict[tuple[str, int], str] = {}  # by the absent attribute's name and the env id
         try:
             self.pool = Pool(backend, env_factories, spec=spec, **pool_arguments)
-            self._finalizer = weakref.finalize(self, _close_dropped, self.pool)
+            self._finalizer = weakref.finalize(self, _close_dropped, self.pool, self.guard)
             self.pool.build(done_policy, spaces)
             self.pool.timeout = timeout
         except BaseException:
@@ -721,12 +721,15 @@ class Engine:
         return self._collect_arrived(arrived[:max_envs], align) if enough else None
 
 
-def _close_dropped(pool: Pool) -> None:
-    """Close the pool of an engine that is no longer referenced.
+def _close_dropped(pool: Pool, guard: Guard) -> None:
+    """Close the pool of an engine that is no longer referenced, or of any engine when the interpreter exits.
+
+    At exit, daemon threads and functions registered with `atexit` may still use the engine; the guard refuses that.
 
     Python discards exceptions raised by finalizers, so a `KeyboardInterrupt` during this call is raised in the main
     thread a moment later.
     """
+    guard.is_closed = True
     try:
         pool.close()
     except KeyboardInterrupt:
