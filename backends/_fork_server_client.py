@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from parallelenv.backends._fork_server import CHANGED, FileState, ImportResult, have_changed, serve_forks
-from parallelenv.backends._process import ForkedProcess, starting
+from parallelenv.backends._process import CLOSED_IN_CHILDREN, ForkedProcess, starting
 from parallelenv.contract.interrupts import DeferSignals
 from parallelenv.worker.worker_log import WorkerLog
 
@@ -65,6 +65,7 @@ class ForkServer:
         context = multiprocessing.get_context("spawn")
         with starting("spawn"):
             ours, theirs = context.Pipe()
+            CLOSED_IN_CHILDREN.add(ours)
             with theirs:
                 root = context.Process(target=serve_forks, args=(theirs,), name="parallelenv-fork-server")
                 root.start()
@@ -78,6 +79,7 @@ class ForkServer:
         arguments = {**_settings("parallelenv-fork-server"), "sys_path": path}, environment
         with DeferSignals():
             ours, theirs = multiprocessing.Pipe()
+            CLOSED_IN_CHILDREN.add(ours)
             with theirs:
                 forked = self._fork("fork_server", arguments, theirs.fileno())
             server = ForkServer(forked, ours, surroundings, packages)

@@ -113,8 +113,11 @@ def _marked(message: Message, has_printed: bool) -> Message:
     return Message(message.tag | PRINTED, message.number, message.frames) if has_printed else message
 
 
-def serve(connection: Connection, log: WorkerLog) -> None:
-    """Run the host of this worker process until the caller closes the pipe (``connection``) or dies."""
+def serve(connection: Connection, log: WorkerLog, sentinel: Connection | None = None) -> None:
+    """Run the host of this worker process until the caller closes the pipe (``connection``) or dies.
+
+    ``sentinel`` becomes readable when the caller dies. If it is ``None``, the sentinel of `multiprocessing` is used.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; it is meant for the caller
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # was blocked while this process was being started
     redirect_descriptors(log)
@@ -129,7 +132,7 @@ def serve(connection: Connection, log: WorkerLog) -> None:
         try:
             # The sentinel shows the caller's death with any start method. The parent's process id and PR_SET_PDEATHSIG
             # would refer to the fork server if there is one.
-            die_with_caller(parent.sentinel)
+            die_with_caller(parent.sentinel if sentinel is None else sentinel.fileno())
         except RuntimeError as error:
             sys.exit(
                 f"A worker could not start a thread ({error}). Raise the limit on processes (ulimit -u) or memory."

@@ -44,9 +44,19 @@ class WorkerProcess:
     If Ctrl-C comes between a system call and the storing of its result, `multiprocessing` may wait for a process that
     has already ended, leak the descriptors of the process, or raise an `AssertionError` at the next call. The methods
     of this class delay Ctrl-C at these places, but Ctrl-C can interrupt `join` while it waits.
+
+    Args:
+        lifeline: A connection that is closed together with this object; the worker ends when the caller dies and the
+            system closes it. ``None`` if ``process`` has such a connection itself.
     """
 
-    def __init__(self, process: BaseProcess | ForkedProcess, last_words: Callable[[], str] = str) -> None:
+    def __init__(
+        self,
+        process: BaseProcess | ForkedProcess,
+        last_words: Callable[[], str] = str,
+        lifeline: Connection | None = None,
+    ) -> None:
+        self._lifeline = lifeline
         self._process = process
         self.pid = process.pid or 0
         self.last_words = last_words  # returns what is known about the death besides the exit code; it may be empty
@@ -103,6 +113,8 @@ class WorkerProcess:
 
     def close(self) -> None:
         with DeferSignals():
+            if self._lifeline is not None:
+                self._lifeline.close()
             self._process.close()
 
 

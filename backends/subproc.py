@@ -13,6 +13,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 from parallelenv.backends._bell import HAS_BELL
@@ -188,16 +189,15 @@ class SubprocBackend(Backend):
             CLOSED_IN_CHILDREN.add(ours)
             try:
                 if server is not None:
-                    process: Any = server.fork_worker(theirs, log)
+                    process = WorkerProcess(server.fork_worker(theirs, log))
                 else:
-                    process = context.Process(target=serve, args=(theirs, log), name="parallelenv-worker")
-                    process.start()
+                    process = _start_process(context, theirs, log)
             except OSError:
                 ours.close()
                 raise
             finally:
                 theirs.close()
-            channel = self._group.connect(WorkerProcess(process), ours, log, env_ids)
+            channel = self._group.connect(process, ours, log, env_ids)
             del theirs  # inside the block that delays Ctrl-C, because an interrupt in `__del__` would be lost
         return channel
 
@@ -223,6 +223,24 @@ class SubprocBackend(Backend):
             if isinstance(channel, CallerChannel):
                 channel.kill()
         return self._group.close(timeout)
+
+
+def _start_process(context: Any, connection: Connection, log: WorkerLog) -> WorkerProcess:
+    """Start a worker process without a fork server.
+
+    Processes that the caller forks inherit the pipe by which `multiprocessing` shows the caller's death to a process.
+    As long as one of them lived, a busy worker would outlive the caller, so each worker has a pipe that they close.
+    """
+    sentinel, lifeline = context.Pipe(duplex=False)
+    CLOSED_IN_CHILDREN.add(lifeline)
+    with sentinel:
+        process = context.Process(target=serve, args=(connection, log, sentinel), name="parallelenv-worker")
+        try:
+            process.start()
+        except OSError:
+            lifeline.close()
+            raise
+    return WorkerProcess(process, lifeline=lifeline)
 
 
 def check_preload(preload: object) -> tuple[str, ...]:

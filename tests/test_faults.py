@@ -21,6 +21,7 @@ from conftest import MakeEnv
 from fragile import EXIT, GO_ON, RAISE, WAIT, Fragile, TwoArguments, fragile, interrupt, when_begun
 from gymnasium.error import ResetNeeded
 from modes import IN_CALLER, IN_WORKERS, LOCAL, ORACLE, PROCESSES, in_modes
+from scripts import run
 
 from parallelenv import ParallelEnv
 from parallelenv.contract import interrupts
@@ -487,6 +488,30 @@ def test_close_all_closes_every_env_even_if_closing_raises(monkeypatch: pytest.M
         ParallelEnv.close_all()
     assert len(caught.value.exceptions) >= 3
     assert all(env.closed for env in envs)
+
+
+_USED_AT_EXIT = """
+import atexit, sys
+from parallelenv import ParallelEnv
+made = []
+
+def use():
+    try:
+        made[0].step([0, 0])
+    except Exception as error:
+        print(type(error).__name__, made[0].closed)
+
+atexit.register(use)  # called after the handlers that are registered later, which close the workers
+made.append(ParallelEnv(["CartPole-v1"] * 2, sys.argv[1], num_cpus=2))
+made[0].reset(seed=0)
+made[0].step([0, 0])
+"""
+
+
+@pytest.mark.parametrize("mode", LOCAL)
+def test_use_when_the_interpreter_has_ended_the_workers_raises_closed_error(mode: str) -> None:
+    output, errors, status = run(_USED_AT_EXIT, mode)
+    assert (output.split(), errors, status) == (["ClosedError", "True"], "", 0)
 
 
 def test_results_are_writable_and_share_no_memory(make_env: MakeEnv) -> None:

@@ -157,6 +157,12 @@ def test_output_that_is_not_valid_text_is_shown(
     assert sys.stdout.read() == "[env 0] \\xfc\n"
 
 
+def test_binary_output_that_resembles_a_mark_is_shown(started: ParallelEnv, capfd: pytest.CaptureFixture[str]) -> None:
+    digits = "1" * 5000  # more than Python converts to an int
+    execute(started, 0, rf"os.write(1, b'\x1e' + b'1' * {len(digits)} + b'\x1f\n')")
+    assert capfd.readouterr().out == f"[envs 0-1] \x1e{digits}\x1f\n"
+
+
 WAIT_FOR = """
 print('are you there?')
 deadline = time.monotonic() + 30

@@ -153,7 +153,7 @@ class Engine:
         self._hints: dict[tuple[str, int], str] = {}  # by the absent attribute's name and the env id
         try:
             self.pool = Pool(backend, env_factories, spec=spec, **pool_arguments)
-            self._finalizer = weakref.finalize(self, _close_dropped, self.pool)
+            self._finalizer = weakref.finalize(self, _close_dropped, self.pool, self.guard)
             self.guard.is_called_by_env = self.pool.is_called_by_env
             self.pool.build(done_policy, spaces)
             self.pool.timeout = timeout
@@ -736,12 +736,15 @@ class Engine:
         return self._collect_arrived(self.table.arrived(max_envs), align) if enough else None
 
 
-def _close_dropped(pool: Pool) -> None:
-    """Close the pool of an engine that is no longer referenced.
+def _close_dropped(pool: Pool, guard: Guard) -> None:
+    """Close the pool of an engine that is no longer referenced, or of any engine when the interpreter exits.
+
+    At exit, daemon threads and functions registered with `atexit` may still use the engine; the guard refuses that.
 
     Python discards exceptions raised by finalizers. If a signal handler raises one during this call, such as the
     `KeyboardInterrupt` of Ctrl-C, its signal is sent again a moment later.
     """
+    guard.is_closed = True
     try:
         pool.close()
     except BaseException as error:

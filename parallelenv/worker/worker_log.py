@@ -23,7 +23,8 @@ from typing import Any
 from parallelenv.contract.interrupts import DeferSignals
 from parallelenv.contract.protocol import Printed
 
-_MARK = re.compile(b"\x1e([0-9]*)\x1f")
+_MARK = re.compile(b"\x1e([0-9]{0,9})\x1f")
+"""Matches the marks of `EnvStream`. More digits are not a mark, but binary output of an env."""
 _WORN = 1 << 20
 """Size in bytes. A longer file is truncated once the caller has read it and the worker is idle.
 

@@ -74,6 +74,46 @@ def test_script_without_main_guard_survives_ctrl_c_to_its_process_group_and_leak
         assert survivors([int(pid) for pid in workers], patience=2) == []
 
 
+FORKING = """
+import os, signal, sys, threading, time
+from functools import partial
+from multiprocessing import resource_tracker
+from parallelenv import ParallelEnv
+from parallelenv.testing.envs import Counter
+
+class Sleeper(Counter):
+    def sleep(self):
+        print("busy")  # the caller shows it while the call runs
+        time.sleep(60)
+    def pid(self):
+        return os.getpid()
+
+env = ParallelEnv([partial(Sleeper, 0), partial(Sleeper, 1)], "subproc", num_cpus=2, start_method=sys.argv[1])
+pids = env.customized_method("pid")
+child = os.fork()
+if not child:
+    time.sleep(60)
+print("pids", child, resource_tracker._resource_tracker._pid, *pids, flush=True)
+env.customized_method("sleep", id=0)
+"""
+
+
+@with_each_start_method
+def test_no_process_outlives_a_killed_caller_whose_forked_child_lives(method: str) -> None:
+    with start(FORKING, method) as process:
+        assert process.stdout is not None
+        word, child, tracker, *workers = process.stdout.readline().split()
+        assert (word, len(workers)) == ("pids", 2), process.communicate()
+        assert process.stdout.readline() == "[env 0] busy\n"
+        others = {str(one.pid) for one in psutil.Process(process.pid).children(recursive=True)} - {child, tracker}
+        assert others.issuperset(workers)
+        process.kill()
+        try:
+            assert survivors(list(map(int, others)), patience=2.0) == []
+        finally:
+            os.kill(int(child), signal.SIGKILL)
+
+
 class Witness(Counter):
     def call(self, function: Callable[[], Any]) -> Any:
         return function()
