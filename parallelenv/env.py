@@ -35,7 +35,7 @@ from parallelenv.contract.batch import Array, has_true
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import count, show
-from parallelenv.contract.interrupts import signal_behind
+from parallelenv.contract.interrupts import DeferSignals, signal_behind
 from parallelenv.contract.protocol import Lookup, MethodCall, WorkerSpec
 from parallelenv.contract.spaces import Action, Info, Space, Spaces, State, batched
 from parallelenv.contract.tracebacks import reports_failures, short_tracebacks, shortens_tracebacks, warn_user
@@ -1090,10 +1090,11 @@ class ParallelEnv:
         ticket = engine.pool.ask(
             "manage", saved, each, "load", announce=lambda _: engine.drop_episodes(engine.env_ids), raises=False
         )
-        need_reset = engine.table.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
-        engine.seeds = dict(state.seeds)
-        if engine.recovery is not None and state.restart_seeds is not None:
-            engine.recovery.seeds = dict(state.restart_seeds)
+        with DeferSignals():  # until the end of this block, all envs need a reset
+            need_reset = engine.table.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
+            engine.seeds = dict(state.seeds)
+            if engine.recovery is not None and state.restart_seeds is not None:
+                engine.recovery.seeds = dict(state.restart_seeds)
         ticket.raise_failures(partial=need_reset)
         return need_reset
 

@@ -13,6 +13,7 @@ from parallelenv.contract.arguments import Ids, Options, Seeds, parse_ids
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import GIVE_SPACES, name_envs
 from parallelenv.contract.failures import add_note, one_line, put
+from parallelenv.contract.interrupts import DeferSignals
 from parallelenv.contract.protocol import Lookup, MethodCall
 from parallelenv.contract.spaces import Action, Info, Space, State
 from parallelenv.contract.tracebacks import reports_failures, short_tracebacks
@@ -180,16 +181,20 @@ class AdapterCalls:
             )
         engine.refuse_busy(engine.env_ids)
         engine.pool.groups.refuse_policy(policy)
-        if engine.recovery is not None:
-            engine.recovery.forget(engine.env_ids)
         old, stats = engine.pool.layout, engine.table.stats
-        if any(getattr(old, name) is not value for name, value in layout.items()):
-            engine.pool.rearrange(replace(old, **layout))
-        engine.use_done_policy(policy, as_given=True, **rules)
-        engine.table.share_stats(stats)
-        engine.table.record_unknown_states()
-        engine.pool.waits_by = waits_by
-        engine.adapter = adapter
+        needs_batch = any(getattr(old, name) is not value for name, value in layout.items())
+        if needs_batch:
+            engine.pool.await_idle()
+        with DeferSignals():  # all of this or nothing: the batch, the table and the done policy belong together
+            if needs_batch:
+                engine.pool.attach(replace(old, **layout))
+            if engine.recovery is not None:
+                engine.recovery.forget(engine.env_ids)
+            engine.use_done_policy(policy, as_given=True, **rules)
+            engine.table.share_stats(stats)
+            engine.table.record_unknown_states()
+            engine.pool.waits_by = waits_by
+            engine.adapter = adapter
 
     # ---------------------------------------------------------------- steps and resets
 

@@ -179,7 +179,7 @@ class Engine:
     ) -> None:
         """Switch to a done policy and a new `EnvTable`, in which all envs need a reset.
 
-        See `ActionReader` for ``as_given``.
+        See `ActionReader` for ``as_given``. If this engine is in use already, the caller delays interrupts.
         """
         stepless = (env_id for env_id, one in zip(self.env_ids, self.pool.facts, strict=True) if not one.has_steps)
         self.done_policy = done_policy

@@ -31,6 +31,7 @@ from parallelenv.contract.batch import Array, Index, has_true
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import count, list_ids
 from parallelenv.contract.failures import Failure, raise_failures
+from parallelenv.contract.interrupts import DeferSignals
 from parallelenv.contract.protocol import EXHAUSTED, NOTHING
 from parallelenv.contract.spaces import Info
 from parallelenv.engine.done_policies import DonePolicy
@@ -380,9 +381,10 @@ class EnvTable:
 
     def set_paused(self, env_ids: Sequence[int], is_paused: bool) -> None:
         """Pause these envs, or resume them if ``is_paused`` is ``False``."""
-        self.version += 1
-        self.paused[list(env_ids)] = is_paused
-        self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else self.env_ids
+        with DeferSignals():
+            self.version += 1
+            self.paused[list(env_ids)] = is_paused
+            self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else self.env_ids
 
     # ---------------------------------------------------------------- recording resets and steps
 
@@ -482,7 +484,10 @@ class EnvTable:
         return Checkpoint(*flags, fresh, tuple(map(deep_copy, self.reset_infos)), exhausted)
 
     def restore(self, checkpoint: Checkpoint, unsaved: Collection[int]) -> tuple[int, ...]:
-        """Load a `Checkpoint`, and return the ids of all envs that need a reset, including the ``unsaved`` ones."""
+        """Load a `Checkpoint`, and return the ids of all envs that need a reset, including the ``unsaved`` ones.
+
+        The caller delays interrupts, which would leave a part of the old records.
+        """
         self.version += 1
         for record, saved in zip(
             self.flags, (checkpoint.done, checkpoint.terminated, checkpoint.truncated), strict=True

@@ -742,25 +742,29 @@ class Pool:
     # ---------------------------------------------------------------- the batch
 
     def attach(self, layout: Layout) -> None:
-        """Allocate a batch with this layout, and give all hosts access to it."""
-        self.layout, self.batch = layout, self.backend.allocate(layout)
-        self.generation += 1
-        for worker in self._workers:
-            worker.env_ids = layout.ids_of(worker.spec.env_ids)
-            if worker.death is None:  # the replacement of a dead worker gets the batch in `_replace`
-                worker.channel.attach(self.batch)
-        self._number_envs()
+        """Allocate a batch with this layout, and give all hosts, which must be idle, access to it.
 
-    def rearrange(self, layout: Layout) -> None:
-        """Replace the batch with one that has a different layout. All states in the old batch are lost.
+        All states in an earlier batch are lost. An interrupt is delayed: a host that still had the earlier batch would
+        write its results where the caller does not read them.
+        """
+        batch = self.backend.allocate(layout)
+        with self.shield:
+            for worker in self._workers:
+                worker.env_ids = layout.ids_of(worker.spec.env_ids)
+                if worker.death is None:  # the replacement of a dead worker gets the batch in `_replace`
+                    worker.channel.attach(batch)
+            self.layout, self.batch = layout, batch
+            self.generation += 1
+            self._number_envs()
+
+    def await_idle(self) -> None:
+        """Wait until no host has a pending command.
 
         Raises:
-            WorkerTimeoutError: If hosts do not finish their pending commands within the pool's timeout. Nothing has
-                been changed.
+            WorkerTimeoutError: If hosts do not finish their pending commands within the pool's timeout.
         """
         self.enter_planned()
         self._await_replies(dict.fromkeys(self._workers, 0))
-        self.attach(layout)
 
     # ---------------------------------------------------------------- closing
 

@@ -24,7 +24,7 @@ from parallelenv.contract.arguments import is_number
 from parallelenv.contract.batch import Array
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import count, duration, format_table, list_ids, name_range, show
-from parallelenv.contract.interrupts import signal_behind
+from parallelenv.contract.interrupts import DeferSignals, signal_behind
 from parallelenv.contract.protocol import ManageRequest
 from parallelenv.contract.worker_info import clock_id, this_process
 from parallelenv.engine.thread_guard import single_threaded_in
@@ -380,17 +380,17 @@ class Recorder:
             ticket = self._send("start_trace")
             pool.wait(ticket, pool.timeout)
             ticket.raise_failures()
+            middle = (asked + perf_counter()) / 2
+            self._clocks: dict[int, tuple[str, float]] = {
+                env_id: (clock, middle - now) for env_id, (clock, now) in ticket.values.items()
+            }
+            self._begun = perf_counter()
+            pool.is_traced, self._guard.tracer = True, self
         except BaseException:  # recording makes steps slower
-            with contextlib.suppress(ParallelEnvError):
+            with contextlib.suppress(ParallelEnvError), DeferSignals():
+                pool.is_traced, self._guard.tracer = False, None
                 self._send("stop_trace")
             raise
-        middle = (asked + perf_counter()) / 2
-        self._clocks: dict[int, tuple[str, float]] = {
-            env_id: (clock, middle - now) for env_id, (clock, now) in ticket.values.items()
-        }
-        pool.is_traced = True
-        self._guard.tracer = self
-        self._begun = perf_counter()
         return self._profile
 
     def __exit__(
@@ -452,7 +452,8 @@ class Recorder:
         pool = self._engine.pool
         is_held_up = not resumes and pool.is_held_up
         asked = perf_counter()
-        ticket = self._send("stop_trace")
+        with DeferSignals():  # otherwise, a second interrupt could make the hosts record for ever
+            ticket = self._send("stop_trace")
         if not is_held_up:
             with contextlib.suppress(ParallelEnvError):  # some workers sent nothing; the other records have arrived
                 pool.wait(ticket, timeout)
