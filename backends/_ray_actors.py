@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from parallelenv.backends._bell import SPIN
 from parallelenv.backends._pipe import Wire
 from parallelenv.backends._pipe_host import PipeHost
-from parallelenv.backends._process import CLOSED_IN_CHILDREN, process_exists
+from parallelenv.backends._process import CallerEnd, process_exists
 from parallelenv.backends._ray_cluster import SHUT_DOWN, Cluster
 from parallelenv.contract.batch import Array, frozen
 from parallelenv.contract.codec import Message, decode
@@ -341,8 +341,7 @@ def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
             accepted, _ = listener.accept()
             pid = _CREDENTIALS.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
             if pid in expected:
-                connection = Connection(accepted.detach())
-                CLOSED_IN_CHILDREN.add(connection)
+                connection = CallerEnd(accepted.detach())
                 if expected[pid].lifeline is None:
                     expected[pid].lifeline = connection
                 else:

@@ -22,7 +22,7 @@ from parallelenv.backends._fork_server_client import SERVERS, ForkServer
 from parallelenv.backends._in_process import CallerChannel
 from parallelenv.backends._pipe import PipeChannel
 from parallelenv.backends._pipe_host import serve
-from parallelenv.backends._process import CLOSED_IN_CHILDREN, CpuBalancer, WorkerProcess, start_methods, starting
+from parallelenv.backends._process import CpuBalancer, WorkerProcess, new_process, open_pipe, start_methods, starting
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
@@ -180,15 +180,13 @@ class SubprocBackend(Backend):
         return server
 
     def _start(self, log: WorkerLog, env_ids: tuple[int, ...], server: ForkServer | None) -> PipeChannel:
-        context: Any = multiprocessing.get_context(self._method)
         with starting(self._method):
-            ours, theirs = context.Pipe()
-            CLOSED_IN_CHILDREN.add(ours)
+            ours, theirs = open_pipe()
             try:
                 if server is not None:
                     process: Any = server.fork_worker(theirs, log)
                 else:
-                    process = context.Process(target=serve, args=(theirs, log), name="parallelenv-worker")
+                    process = new_process(self._method, serve, (theirs, log), "parallelenv-worker")
                     process.start()
             except OSError:
                 ours.close()
