@@ -24,6 +24,7 @@ from typing import Any
 
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.packed_worker_spec import environment_variables
+from parallelenv.errors import WorkerStartError
 
 _REPORT_TIMEOUT = 1.0
 """Seconds to wait for the fork server's report that a process has ended."""
@@ -289,6 +290,41 @@ def start_settings(name: str) -> dict[str, Any]:
         "orig_dir": process.ORIGINAL_DIR,
         "dir": os.getcwd(),
     }
+
+
+def check_working_directory() -> None:
+    """Raise an error if a new process could not enter the caller's working directory."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError as error:
+        with contextlib.suppress(OSError):
+            error.filename = os.readlink("/proc/self/cwd")  # the name, and that the folder was deleted
+        raise WorkerStartError(
+            f"The working directory does not exist any more, so workers cannot start in it ({error}). Change to "
+            "another folder with os.chdir()."
+        ) from error
+    if not os.access(folder, os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise WorkerStartError(
+            f"The user may not enter the working directory {folder!r}, so workers cannot start in it. Change to "
+            "another folder with os.chdir()."
+        )
+
+
+def open_standard_descriptors() -> None:
+    """Open /dev/null as each of the standard input, output and error of this process that is closed.
+
+    Otherwise, a pipe to a worker could get its number. C code would write its messages to the pipe, and a new process
+    would take the pipe for its own output.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened == number:
+                os.set_inheritable(number, True)  # like the standard descriptors of any process
+            else:  # another thread has just used the number
+                os.close(opened)
 
 
 class _SpawnedProcess(SpawnProcess):

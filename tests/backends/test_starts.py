@@ -1,25 +1,29 @@
-"""The start of a process changes nothing in the caller, which other threads may see."""
+"""The start of a process changes nothing that other threads of the caller see, and needs little of the system."""
 
 from __future__ import annotations
 
 import _posixsubprocess
+import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import run
+from scripts import environment, run
 
 from parallelenv import ParallelEnv
 from parallelenv.backends._fork_server_client import SERVERS
 from parallelenv.backends._process import CallerEnd, open_pipe
 from parallelenv.contract.packed_worker_spec import environment_variables
+from parallelenv.errors import WorkerStartError
 from parallelenv.testing.envs import Counter
 
 METHODS = ["forkserver", "spawn", "fork"]
@@ -150,3 +154,82 @@ def test_forked_child_closes_its_copies_of_connections() -> None:
     process.join()
     process.close()
     theirs.close()
+
+
+USE = """
+import os, sys
+from parallelenv import ParallelEnv
+with ParallelEnv(["CartPole-v1"] * 2, "subproc", num_cpus=2, start_method=sys.argv[1]) as env:
+    shape = env.reset().shape
+    env.step([0, 0])
+with open(sys.argv[2], "w") as file:
+    print(*shape, env.closed, file=file)
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("method", METHODS)
+def test_standard_descriptors_may_be_closed(method: str, closed: str, tmp_path: Path) -> None:
+    script, answer = tmp_path / "script.py", tmp_path / "answer"
+    script.write_text(USE)
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, str(script), method, str(answer)]
+    subprocess.run(command, env=environment(), timeout=60, check=False)
+    assert answer.read_text() == "2 4 True\n"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_deleted_working_directory_is_named(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    if method == "fork":
+        with ParallelEnv([Counter], "subproc", start_method=method) as env:
+            env.reset()
+        return
+    match = r"does not exist any more.*/gone \(deleted\).*os\.chdir\(\)\.$"
+    with pytest.raises(WorkerStartError, match=match if sys.platform == "linux" else "does not exist any more"):
+        ParallelEnv([Counter], "subproc", start_method=method)
+
+
+def test_working_directory_that_cannot_be_entered_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)  # the superuser may enter each folder
+    with pytest.raises(WorkerStartError, match=f"may not enter the working directory '{os.getcwd()}'"):
+        ParallelEnv([Counter], "subproc")
+
+
+@pytest.mark.parametrize(("number", "advises"), [(errno.EAGAIN, True), (errno.EMFILE, True), (errno.EACCES, False)])
+def test_limits_are_named_only_if_one_may_be_reached(
+    number: int, advises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", fail)
+    with pytest.raises(WorkerStartError, match=os.strerror(number)) as caught:
+        ParallelEnv([Counter], "subproc", start_method="spawn")
+    assert ("ulimit" in str(caught.value)) == advises
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="only Linux has namespaces of mounts")
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_start_without_proc(method: str, tmp_path: Path) -> None:
+    (tmp_path / "my_envs.py").write_text("from parallelenv.testing.envs import Counter\nclass Env(Counter): pass\n")
+    script, answer = tmp_path / "script.py", tmp_path / "answer"
+    script.write_text(USE.replace('["CartPole-v1"]', "[__import__('my_envs').Env]"))
+    hiding = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs none /proc && exec "$@"',
+        "sh",
+    ]
+    if subprocess.run([*hiding, "true"], capture_output=True, timeout=60, check=False).returncode:
+        pytest.skip("this system forbids to hide /proc")
+    command = [*hiding, sys.executable, str(script), method, str(answer)]
+    done = subprocess.run(command, env=environment(), timeout=60, check=False, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert answer.read_text().endswith(" True\n")
