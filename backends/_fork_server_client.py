@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from multiprocessing import process, reduction, spawn
+from multiprocessing import process, reduction
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from parallelenv.backends._fork_server import CHANGED, FileState, ImportResult, have_changed, serve_forks
-from parallelenv.backends._process import CLOSED_IN_CHILDREN, ForkedProcess, starting
+from parallelenv.backends._process import ForkedProcess, WorkerProcess, new_process, open_pipe, start_settings, starting
 from parallelenv.contract.interrupts import DeferSignals
+from parallelenv.contract.packed_worker_spec import environment_variables
 from parallelenv.worker.worker_log import WorkerLog
 
 _VOLATILE = ("PYTEST_CURRENT_TEST", "RAY_", "PYTHONBREAKPOINT")
@@ -29,7 +28,7 @@ Surroundings = tuple[tuple[str, ...], str, dict[str, str]]
 
 
 def _surroundings() -> Surroundings:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_VOLATILE)}
+    environment = {name: value for name, value in environment_variables().items() if not name.startswith(_VOLATILE)}
     is_absolute = all(os.path.isabs(folder) for folder in sys.path if isinstance(folder, str))
     return tuple(sys.path), "" if is_absolute else os.getcwd(), environment
 
@@ -52,7 +51,7 @@ class ForkServer:
         self.surroundings = surroundings
         self.packages = packages
         self.pid = process.pid or 0
-        self._process = process
+        self._process = WorkerProcess(process)
         self._requests = requests
         self._lock = threading.Lock()
         self._known: frozenset[str] = frozenset()
@@ -62,12 +61,10 @@ class ForkServer:
     @classmethod
     def start(cls) -> ForkServer:
         """Start a root server; raise `OSError` if no process can be started."""
-        context = multiprocessing.get_context("spawn")
         with starting("spawn"):
-            ours, theirs = context.Pipe()
-            CLOSED_IN_CHILDREN.add(ours)
+            ours, theirs = open_pipe()
             with theirs:
-                root = context.Process(target=serve_forks, args=(theirs,), name="parallelenv-fork-server")
+                root = new_process("spawn", serve_forks, (theirs,), "parallelenv-fork-server")
                 root.start()
             # `_children` is private. The server must not be in it: otherwise, the server would be in
             # `multiprocessing.active_children()`, and a program that joins all of these would wait forever.
@@ -76,10 +73,9 @@ class ForkServer:
 
     def fork_server(self, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
         environment, path = self.adapted(surroundings[2], surroundings[0])
-        arguments = {**_settings("parallelenv-fork-server"), "sys_path": path}, environment
+        arguments = {**start_settings("parallelenv-fork-server"), "sys_path": path}, environment
         with DeferSignals():
-            ours, theirs = multiprocessing.Pipe()
-            CLOSED_IN_CHILDREN.add(ours)
+            ours, theirs = open_pipe()
             with theirs:
                 forked = self._fork("fork_server", arguments, theirs.fileno())
             server = ForkServer(forked, ours, surroundings, packages)
@@ -87,11 +83,11 @@ class ForkServer:
             return server
 
     def fork_worker(self, connection: Connection, log: WorkerLog) -> ForkedProcess:
-        arguments = (_settings("parallelenv-worker"),)
+        arguments = (start_settings("parallelenv-worker"),)
         return self._fork("fork_worker", arguments, connection.fileno(), log.fileno)
 
     def _fork(self, name: str, arguments: tuple[object, ...], *ends: int) -> ForkedProcess:
-        sentinel, lifeline = multiprocessing.Pipe(duplex=False)
+        lifeline, sentinel = open_pipe(duplex=False)
         status, report = multiprocessing.Pipe(duplex=False)
         with sentinel, report:
             pid = self._ask(name, arguments, sentinel.fileno(), report.fileno(), *ends)
@@ -149,19 +145,11 @@ class ForkServer:
         with DeferSignals():
             self._requests.close()
             if self._process.is_alive():
-                with contextlib.suppress(ProcessLookupError):  # it has ended since the check
-                    os.kill(self.pid, signal.SIGKILL)
+                self._process.kill()
                 self._process.join(1.0)
 
     def is_alive(self) -> bool:
-        return not self._requests.closed and bool(self._process.is_alive())
-
-
-def _settings(name: str) -> dict[str, Any]:
-    """Return settings for ``multiprocessing.spawn.prepare`` in a new process, except those for the main module."""
-    settings = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_")}
-    # `multiprocessing` replaces an empty entry of ``sys.path``, the current directory, by an earlier current directory.
-    return {**settings, "authkey": bytes(settings["authkey"]), "sys_path": list(sys.path)}
+        return not self._requests.closed and self._process.is_alive()
 
 
 class ForkServers:

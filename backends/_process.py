@@ -3,39 +3,75 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import multiprocessing
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from multiprocessing import connection, reduction, resource_tracker
+from multiprocessing import connection, context, popen_spawn_posix, reduction, resource_tracker, spawn, util
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from parallelenv.contract.interrupts import DeferSignals, Ignore
+from parallelenv.contract.interrupts import DeferSignals
+from parallelenv.contract.packed_worker_spec import environment_variables
+from parallelenv.errors import WorkerStartError
 
 _REPORT_TIMEOUT = 1.0
 """Seconds to wait for the fork server's report that a process has ended."""
 _CHECK_INTERVAL = 0.05
 """Seconds between checks whether a process has ended, because its child processes may keep its sentinel open."""
-_BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
 UNKNOWN = 256
 """Value for the exit code of a process whose fork server has ended, and so cannot report the exit code.
 
 No process can have this exit code.
 """
-CLOSED_IN_CHILDREN: weakref.WeakSet[Connection] = weakref.WeakSet()
-"""Connections that forked children of the caller close.
-
-If a child kept its copy open, the process at the other end would not notice that the caller has died.
-"""
+CLOSED_IN_CHILDREN: weakref.WeakSet[CallerEnd] = weakref.WeakSet()
+"""Connections that forked children of the caller close."""
 _STARTING = threading.Lock()
-_HIDDEN: dict[str, object] = {}  # attributes of the main module that are removed while a process is being started
+_OPENING = threading.RLock()
+"""Held while a `CallerEnd` is opened or closed, and during each fork.
+
+Otherwise, a forked child could keep a connection that was just being opened. And it could close a connection that was
+just being closed by another thread a second time, and thereby a new descriptor with the same number.
+"""
+
+
+class CallerEnd(Connection):
+    """The caller's end of a connection to another process. Forked children of the caller close their copies of it.
+
+    If a child kept its copy open, the other process would not notice that the caller has closed the connection or died.
+    """
+
+    def __init__(self, handle: int, readable: bool = True, writable: bool = True) -> None:
+        super().__init__(handle, readable, writable)
+        CLOSED_IN_CHILDREN.add(self)
+
+    def close(self) -> None:
+        with _OPENING:
+            super().close()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # at exit this module's globals may be gone, and the system closes the descriptor
+            self.close()
+
+
+def open_pipe(*, duplex: bool = True) -> tuple[CallerEnd, Connection]:
+    """Return the two ends of a new pipe. If it is not duplex, the caller's end is the one to write to."""
+    with _OPENING:
+        if not duplex:
+            reading, writing = os.pipe()
+            return CallerEnd(writing, readable=False), Connection(reading, writable=False)
+        ours, theirs = socket.socketpair()
+        return CallerEnd(ours.detach()), Connection(theirs.detach())
 
 
 class WorkerProcess:
@@ -60,6 +96,7 @@ class WorkerProcess:
         self._process = process
         self.pid = process.pid or 0
         self.last_words = last_words  # returns what is known about the death besides the exit code; it may be empty
+        self._pidfd = _open_pidfd(self.pid)
 
     def await_exitcode(self) -> int | None:
         """Return the exit code of a process that has ended.
@@ -74,31 +111,46 @@ class WorkerProcess:
 
     def is_alive(self) -> bool:
         with DeferSignals():
+            code = self._process.exitcode  # raises `ValueError` after `close`
+            if self._pidfd is not None:
+                return not self._has_ended(self._pidfd, 0)
             # Other code in this process may already have waited for the worker process. `multiprocessing` then never
             # learns that the worker process has ended. After a fork server has ended, nothing reports the ends of its
             # workers.
-            may_run = self._process.is_alive() or self._process.exitcode == UNKNOWN
-            return may_run and process_exists(self.pid)
+            return code in (None, UNKNOWN) and process_exists(self.pid) and not _is_foreign_zombie(self.pid)
 
     def join(self, timeout: float = math.inf) -> None:
+        if self._pidfd is not None:
+            self._has_ended(self._pidfd, None if timeout == math.inf else timeout)
+            with DeferSignals():
+                _ = self._process.exitcode  # `multiprocessing` now waits for the process, so that no zombie is left
+            return
         deadline = time.monotonic() + timeout
         while self.is_alive() and (left := deadline - time.monotonic()) > 0:
-            with Ignore(OSError):  # the process does not exist, or this system has no /proc
-                fields = _status(self.pid)
-                if fields[_STATE] == b"Z" and int(fields[_PARENT]) != os.getpid():
-                    return  # it has ended, but its fork server, which is importing a module, has not noticed yet
             if connection.wait([self._process.sentinel], min(left, _CHECK_INTERVAL)):
                 with DeferSignals():
                     self._process.join(_CHECK_INTERVAL)
                 return
 
+    @staticmethod
+    def _has_ended(pidfd: Connection, timeout: float | None) -> bool:
+        try:
+            return bool(connection.wait([pidfd], timeout))
+        except OSError as error:  # another thread has closed it
+            raise ValueError("process object is closed") from error
+
     def terminate(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
+        self._send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
+
+    def _send_signal(self, number: signal.Signals) -> None:
+        with DeferSignals(), contextlib.suppress(ProcessLookupError):
+            if self._pidfd is None:
+                os.kill(self.pid, number)
+            elif not self._pidfd.closed:
+                signal.pidfd_send_signal(self._pidfd.fileno(), number)
 
     def hand_over(self, connection: Connection, pid: int) -> object:
         """Let another process receive the exit code; return an object that keeps the worker alive.
@@ -108,14 +160,36 @@ class WorkerProcess:
         """
         forked: Any = self._process
         reduction.send_handle(connection, forked.sentinel.fileno(), pid)
-        forked.sentinel.close()
+        with DeferSignals():
+            forked.sentinel.close()
+            if self._pidfd is not None:
+                self._pidfd.close()
         return forked
 
     def close(self) -> None:
         with DeferSignals():
-            if self._lifeline is not None:
-                self._lifeline.close()
-            self._process.close()
+            try:
+                if self._lifeline is not None:
+                    self._lifeline.close()
+                self._process.close()
+            finally:
+                if self._pidfd is not None:
+                    self._pidfd.close()
+
+
+def _open_pidfd(pid: int) -> Connection | None:
+    """Return a descriptor of a process that becomes readable when the process ends, even if nothing has waited for it.
+
+    Unlike the process id, the descriptor never refers to another process, to which the system may give the id later.
+    The result is ``None`` if the system has no such descriptors (only Linux has, from 5.3 on), or forbids them, or if
+    something has already waited for the process. The type of the result has no meaning here, except that the descriptor
+    is closed at the latest when nothing refers to the object any more.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return None
+    with DeferSignals(), contextlib.suppress(OSError):
+        return Connection(os.pidfd_open(pid), writable=False)
+    return None
 
 
 class ForkedProcess:
@@ -134,8 +208,6 @@ class ForkedProcess:
         self._lifeline = lifeline
         self._server = server
         self._exitcode: int | None = None
-        if lifeline is not None:
-            CLOSED_IN_CHILDREN.add(lifeline)
 
     @property
     def exitcode(self) -> int | None:
@@ -172,6 +244,14 @@ def process_exists(pid: int) -> bool:
     return True
 
 
+def _is_foreign_zombie(pid: int) -> bool:
+    """Return whether a process has ended although its parent, such as a fork server that imports, has not noticed."""
+    with contextlib.suppress(OSError):  # the process does not exist, or this system has no /proc
+        fields = _status(pid)
+        return fields[_STATE] == b"Z" and int(fields[_PARENT]) != os.getpid()
+    return False
+
+
 def start_methods() -> list[str]:
     """Return the start methods of `multiprocessing` on this system, with this package's default first."""
     methods = multiprocessing.get_all_start_methods()
@@ -181,55 +261,147 @@ def start_methods() -> list[str]:
 
 @contextlib.contextmanager
 def starting(method: str) -> Iterator[None]:
-    """Prepare the caller for the start of a process in the ``with`` block.
+    """Prepare this thread for the start of a process in the ``with`` block.
 
     Only one thread at a time can be in such a block, and Ctrl-C is delayed until the block ends.
     """
     with _STARTING, DeferSignals():
         if method != "fork":
             resource_tracker.ensure_running()  # if it started later, it would unblock the signal that is blocked below
-        # Hide the main module from workers, so that they do not import it and it needs no guard. Pickles made by
-        # cloudpickle include the parts of the main module that workers need.
-        main = sys.modules["__main__"]
-        _HIDDEN.update({name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__})
-        main.__dict__.pop("__file__", None)
-        main.__spec__ = None
-        # When `threadpoolctl` limits the threads of OpenBLAS, OpenBLAS first starts its threads, which spin for 100 ms
-        # before they sleep. During that time, a step of 16 CartPoles on 2 cores took 4 ms, which is one tick of the
-        # scheduler, instead of 0.14 ms.
-        is_set_by_user = _BLAS_TIMEOUT in os.environ
-        if not is_set_by_user:
-            os.environ[_BLAS_TIMEOUT] = "4"  # the logarithm of a number of cycles; 4 is the minimum
         # Ctrl-C reaches the whole process group, and would end a new process that does not ignore it yet.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            _show_main()
-            if not is_set_by_user:
-                os.environ.pop(_BLAS_TIMEOUT, None)
 
 
-def _show_main() -> None:
-    sys.modules["__main__"].__dict__.update(_HIDDEN)
-    _HIDDEN.clear()
+def new_process(method: str, target: Callable[..., None], arguments: tuple[object, ...], name: str) -> BaseProcess:
+    """Return a process of `multiprocessing` that calls ``target``. It must be started in a `starting` block."""
+    if method == "spawn":
+        return _SpawnedProcess(target=target, args=arguments, name=name)
+    methods: Any = multiprocessing.get_context(method)
+    process: BaseProcess = methods.Process(target=target, args=arguments, name=name)
+    return process
+
+
+def start_settings(name: str) -> dict[str, Any]:
+    """Return the settings for ``multiprocessing.spawn.prepare`` in a new process with this name.
+
+    The main module is left out, so that the process does not import it and it needs no guard. Pickles made by
+    cloudpickle include the parts of the main module that workers need.
+    """
+    process: Any = multiprocessing.process
+    return {
+        "name": name,
+        "authkey": bytes(process.current_process().authkey),
+        # `multiprocessing` replaces an empty entry, the current directory, by an earlier current directory.
+        "sys_path": list(sys.path),
+        "sys_argv": list(sys.argv),
+        "orig_dir": process.ORIGINAL_DIR,
+        "dir": os.getcwd(),
+    }
+
+
+def check_working_directory() -> None:
+    """Raise an error if a new process could not enter the caller's working directory."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError as error:
+        with contextlib.suppress(OSError):
+            error.filename = os.readlink("/proc/self/cwd")  # the name, and that the folder was deleted
+        raise WorkerStartError(
+            f"The working directory does not exist any more, so workers cannot start in it ({error}). Change to "
+            "another folder with os.chdir()."
+        ) from error
+    if not os.access(folder, os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise WorkerStartError(
+            f"The user may not enter the working directory {folder!r}, so workers cannot start in it. Change to "
+            "another folder with os.chdir()."
+        )
+
+
+def open_standard_descriptors() -> None:
+    """Open /dev/null as each of the standard input, output and error of this process that is closed.
+
+    Otherwise, a pipe to a worker could get its number. C code would write its messages to the pipe, and a new process
+    would take the pipe for its own output.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened == number:
+                os.set_inheritable(number, True)  # like the standard descriptors of any process
+            else:  # another thread has just used the number
+                os.close(opened)
+
+
+class _SpawnedProcess(SpawnProcess):
+    """A process of the start method ``spawn`` that gets other settings and variables than those of the caller.
+
+    `multiprocessing` would get them from the caller's main module and ``os.environ``, so these would have to be changed
+    during the start, and other threads could see that.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> Any:  # noqa: N802 (named by `multiprocessing`)
+        return _Spawning(process_obj)
+
+
+class _Spawning(popen_spawn_posix.Popen):
+    def _launch(self, process_obj: BaseProcess) -> None:
+        # The same as in the base class, except for the settings and the variables. `multiprocessing` has no public way
+        # to run one of its process objects in a new interpreter.
+        internal: Any = self
+        content = io.BytesIO()
+        context.set_spawning_popen(self)
+        try:
+            reduction.dump(start_settings(process_obj.name), content)
+            reduction.dump(process_obj, content)
+        finally:
+            context.set_spawning_popen(None)
+        variables = environment_variables()
+        # When `threadpoolctl` limits the threads of OpenBLAS, OpenBLAS first starts its threads, which spin for 100 ms
+        # before they sleep. During that time, a step of 16 CartPoles on 2 cores took 4 ms, which is one tick of the
+        # scheduler, instead of 0.14 ms. The value is the logarithm of a number of cycles; 4 is the minimum.
+        variables.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+        tracker: Any = resource_tracker.getfd()
+        with contextlib.ExitStack() as kept, contextlib.ExitStack() as passed:
+            self.sentinel, ended = os.pipe()
+            kept.callback(os.close, self.sentinel)
+            passed.callback(os.close, ended)
+            read, lifeline = os.pipe()
+            kept.callback(os.close, lifeline)
+            passed.callback(os.close, read)
+            started = subprocess.Popen(
+                [spawn.get_executable(), *spawn.get_command_line(tracker_fd=tracker, pipe_handle=read)[1:]],
+                env=variables,
+                pass_fds=[*internal._fds, tracker, read, ended],
+                restore_signals=False,
+            )
+            self.finalizer = util.Finalize(self, kept.pop_all().close)
+        self.pid = started.pid
+        started.returncode = 0  # only `multiprocessing` waits for the process
+        with open(lifeline, "wb", closefd=False) as file:
+            file.write(content.getbuffer())
 
 
 def _reset_after_fork() -> None:
-    """In a forked child, close the connections in `CLOSED_IN_CHILDREN` and reset the state that `starting` had changed.
+    """In a forked child, close the connections in `CLOSED_IN_CHILDREN` and release the locks.
 
     The child can then start processes itself, even if it was forked while its parent was starting one.
     """
     global _STARTING  # noqa: PLW0603 (the parent's lock may be held by a thread that does not exist in the child)
     _STARTING = threading.Lock()
-    _show_main()
     for end in list(CLOSED_IN_CHILDREN):
         end.close()
+    _OPENING.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
+    os.register_at_fork(before=_OPENING.acquire, after_in_parent=_OPENING.release, after_in_child=_reset_after_fork)
 
 
 _STATE, _PARENT = 0, 1  # indices in the result of `_status`

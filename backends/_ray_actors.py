@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import reduction
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 from parallelenv.backends._bell import SPIN
 from parallelenv.backends._pipe import Wire
 from parallelenv.backends._pipe_host import PipeHost
-from parallelenv.backends._process import CLOSED_IN_CHILDREN, process_exists
+from parallelenv.backends._process import CallerEnd, process_exists
 from parallelenv.backends._ray_cluster import SHUT_DOWN, Cluster
 from parallelenv.contract.batch import Array, frozen
 from parallelenv.contract.codec import Message, decode
@@ -41,6 +42,8 @@ _END_TIMEOUT = 1.0
 """Seconds to wait for an actor that should end, or for Ray's report of its death."""
 _CONNECT_TIMEOUT = 10.0
 """Seconds to wait for a connection that an actor has announced."""
+_LEAST_FETCH = 0.05
+"""Seconds that the transfer of a result of a Ray call may take at least, even if the caller does not want to wait."""
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
@@ -345,8 +348,7 @@ def admit(listener: socket.socket, actors: Sequence[ActorHandle]) -> None:
             accepted, _ = listener.accept()
             pid = _CREDENTIALS.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
             if pid in expected:
-                connection = Connection(accepted.detach())
-                CLOSED_IN_CHILDREN.add(connection)
+                connection = CallerEnd(accepted.detach())
                 if expected[pid].lifeline is None:
                     expected[pid].lifeline = connection
                 else:
@@ -393,16 +395,26 @@ class ActorCalls:
             self.under_way[call] = self._next_call, awaited
         self._next_call += 1
 
-    def finish(self, call: Any) -> None:
+    def fetch(self, call: Any, timeout: float) -> list[RelayedReply] | None:
+        """Return the result of a call that has returned; ``None`` if the transfer takes longer than the time limit.
+
+        Ctrl-C may interrupt the transfer. The result can then be fetched again.
+        """
         import ray
 
-        call_number, awaited = self.under_way.pop(call)
         try:
-            replies: list[RelayedReply] = ray.get(call)
+            replies: list[RelayedReply] = ray.get(call, timeout=timeout)
+        except ray.exceptions.GetTimeoutError:
+            return None
         except ray.exceptions.RayError as error:  # the actor, its node, or the process that owns the reply has died
             self.actor.terminate()
-            detail = _quote(error)
-            replies = [RelayedReply(number, Death(channel.pid, None, detail)) for number, channel in awaited.items()]
+            detail, (_, awaited) = _quote(error), self.under_way[call]
+            return [RelayedReply(number, Death(channel.pid, None, detail)) for number, channel in awaited.items()]
+        return replies
+
+    def finish(self, call: Any, replies: Sequence[RelayedReply]) -> None:
+        """Give the replies that a call has returned to their channels."""
+        call_number, awaited = self.under_way.pop(call)
         for reply in replies:
             awaited.pop(reply.command_number).add_reply(reply)
         if awaited:
@@ -486,13 +498,16 @@ def wait_for_calls(channels: Sequence[RayChannel], timeout: float) -> None:
     """Wait until a Ray call to an actor of these channels returns, but at most ``timeout`` seconds."""
     import ray
 
+    deadline = time.monotonic() + timeout
     calls = {call: one for one in {channel.actor.calls for channel in channels} for call in one.under_way}
     ready, _ = ray.wait(list(calls), num_returns=1, timeout=timeout)
     if ready and len(calls) > 1:  # find all other calls that have returned, without waiting
         ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
     for call in ready:
-        with DeferSignals():  # after an interrupt, the result could not be fetched a second time
-            calls[call].finish(call)
+        replies = calls[call].fetch(call, max(_LEAST_FETCH, deadline - time.monotonic()))
+        if replies is not None:
+            with DeferSignals():  # no reply may be lost or given to its channel twice
+                calls[call].finish(call, replies)
 
 
 def close_and_wait(actors: Iterable[ActorHandle], timeout: float) -> list[Printed]:
@@ -503,6 +518,6 @@ def close_and_wait(actors: Iterable[ActorHandle], timeout: float) -> list[Printe
     closed, _ = ray.wait(closing, num_returns=len(closing), timeout=timeout)
     printed: list[Printed] = []
     for call in closed:
-        with contextlib.suppress(ray.exceptions.RayError):  # the actor has died meanwhile, and its output is lost
-            printed += ray.get(call)
+        with contextlib.suppress(ray.exceptions.RayError):  # the actor or its node has died, and its output is lost
+            printed += ray.get(call, timeout=_END_TIMEOUT)
     return printed

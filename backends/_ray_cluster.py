@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from parallelenv.contract.error_text import show
 from parallelenv.contract.interrupts import DeferSignals
+from parallelenv.contract.packed_worker_spec import environment_variables
 from parallelenv.contract.tracebacks import warn_user
 from parallelenv.errors import ArgumentError, WorkerStartError
 
@@ -71,7 +72,7 @@ class Cluster:
                 _connect(arguments)
         finally:
             # Environment variables that Ray has added.
-            self._variables = {name: value for name, value in os.environ.items() if name not in before}
+            self._variables = {name: value for name, value in environment_variables().items() if name not in before}
             if not ray.is_initialized():
                 self._take_away_variables()
         self._arguments = {} if self._is_users else dict(arguments)

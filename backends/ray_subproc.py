@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from parallelenv.backends._pipe import PipeChannel
-from parallelenv.backends._process import ForkedProcess, WorkerProcess
+from parallelenv.backends._process import CallerEnd, ForkedProcess, WorkerProcess
 from parallelenv.backends._ray_actors import ActorHandle, RayActor, RayChannel, RelayedMessage, RelayedReply
 from parallelenv.backends._ray_cluster import apportion, cores_of_nodes
 from parallelenv.backends.ray import RayBackend, StartedWorker
@@ -317,7 +317,7 @@ class RaySubprocBackend(RayBackend):
                     if number == worker.host_number:
                         forked = ForkedProcess(worker.pid, Connection(status, writable=False))
                         process = WorkerProcess(forked, actor.last_words)  # the worker dies with its actor
-                        channel = self._group.connect(process, Connection(pipe), WorkerLog(log), worker.env_ids)
+                        channel = self._group.connect(process, CallerEnd(pipe), WorkerLog(log), worker.env_ids)
                         channels.append(channel)
                     else:  # the descriptors are of a worker whose hand-over was interrupted earlier
                         for fileno in (pipe, log, status):

@@ -8,12 +8,14 @@ are in shared memory. In a step, each worker receives one small message and send
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import multiprocessing
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from parallelenv.backends._bell import HAS_BELL
@@ -22,7 +24,15 @@ from parallelenv.backends._fork_server_client import SERVERS, ForkServer
 from parallelenv.backends._in_process import CallerChannel
 from parallelenv.backends._pipe import PipeChannel
 from parallelenv.backends._pipe_host import serve
-from parallelenv.backends._process import CLOSED_IN_CHILDREN, WorkerProcess, start_methods, starting
+from parallelenv.backends._process import (
+    WorkerProcess,
+    check_working_directory,
+    new_process,
+    open_pipe,
+    open_standard_descriptors,
+    start_methods,
+    starting,
+)
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
@@ -35,6 +45,9 @@ from parallelenv.contract.protocol import Backend, Channel, Command, Printed, Re
 from parallelenv.contract.tracebacks import warn_user
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.worker.worker_log import WorkerLog
+
+_LIMITS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""The errors that mean that there are too many processes or open files, or too little memory."""
 
 
 class SubprocBackend(Backend):
@@ -73,15 +86,21 @@ class SubprocBackend(Backend):
         check_flags(caller_steps=caller_steps, eventfd=eventfd)
         self._method = start_method or methods[0]
         self._preload = check_preload(preload)
-        if preload and (self._method != "forkserver" or sys.platform != "linux"):
+        # The check that workers can be forked after an import reads files of Linux, so envs' modules are imported only
+        # where these are.
+        self._imports_ahead = (
+            self._method == "forkserver" and sys.platform == "linux" and Path("/proc/self/task").exists()
+        )
+        if preload and not self._imports_ahead:
             raise ArgumentError(
-                f"preload={list(preload)!r} needs start_method='forkserver', on Linux: with {self._method!r} here "
-                "nothing is imported before workers start. Leave out preload."
+                f"preload={list(preload)!r} needs start_method='forkserver', on Linux with /proc: with "
+                f"{self._method!r} here nothing is imported before workers start. Leave out preload."
             )
         if eventfd and not HAS_BELL:
             raise ArgumentError(
                 "eventfd=True needs Linux on an x86-64 processor. Leave it out: steps are then announced through pipes."
             )
+        open_standard_descriptors()
         self._eventfd = eventfd
         self._caller_steps = caller_steps
         self._callers_share: tuple[int, ...] = ()  # env ids of the host in this process
@@ -133,6 +152,8 @@ class SubprocBackend(Backend):
 
     def _start_processes(self, packed: Sequence[PackedSpec]) -> list[tuple[PipeChannel, PackedSpec]]:
         """Start a process for each spec, and return its channel and the spec to send to it."""
+        if self._method != "fork":  # a forked worker stays in the folder and does not have to enter it
+            check_working_directory()
         started: list[tuple[PipeChannel, PackedSpec]] = []
         server: ForkServer | None = None
         deadline = time.monotonic() + TERMINATE_TIMEOUT
@@ -155,17 +176,20 @@ class SubprocBackend(Backend):
                 if isinstance(error, ConnectionError) and time.monotonic() < deadline:
                     server = None  # the fork server has died: start a new one
                     continue
+                advice = ""
+                if error.errno in _LIMITS:
+                    advice = (
+                        " Give a smaller num_cpus, or raise the limit on processes (ulimit -u), open files (ulimit -n) "
+                        "or memory."
+                    )
                 raise WorkerStartError(
                     f"A worker process could not be started ({type(error).__name__}: {error}); {len(packed)} were "
-                    "wanted. Give a smaller num_cpus, or raise the limit on processes (ulimit -u), open files "
-                    "(ulimit -n) or memory."
+                    f"wanted.{advice}"
                 ) from error
         return started
 
     def _server(self, log: WorkerLog, packed: Sequence[PackedSpec]) -> ForkServer:
-        # The check that workers can be forked after an import works only on Linux, so envs' modules are imported only
-        # there.
-        known = modules_of(env.source.packed for spec in packed for env in spec.envs) if sys.platform == "linux" else []
+        known = modules_of(env.source.packed for spec in packed for env in spec.envs) if self._imports_ahead else []
         silence = packed[0].silence_warnings
         server, missing = SERVERS.server_with([*self._preload, *known], log, silence=silence)
         for module in self._preload:
@@ -183,15 +207,13 @@ class SubprocBackend(Backend):
         return server
 
     def _start(self, log: WorkerLog, env_ids: tuple[int, ...], server: ForkServer | None) -> PipeChannel:
-        context: Any = multiprocessing.get_context(self._method)
         with starting(self._method):
-            ours, theirs = context.Pipe()
-            CLOSED_IN_CHILDREN.add(ours)
+            ours, theirs = open_pipe()
             try:
                 if server is not None:
                     process = WorkerProcess(server.fork_worker(theirs, log))
                 else:
-                    process = _start_process(context, theirs, log)
+                    process = _start_process(self._method, theirs, log)
             except OSError:
                 ours.close()
                 raise
@@ -225,16 +247,15 @@ class SubprocBackend(Backend):
         return self._group.close(timeout)
 
 
-def _start_process(context: Any, connection: Connection, log: WorkerLog) -> WorkerProcess:
+def _start_process(method: str, connection: Connection, log: WorkerLog) -> WorkerProcess:
     """Start a worker process without a fork server.
 
     Processes that the caller forks inherit the pipe by which `multiprocessing` shows the caller's death to a process.
     As long as one of them lived, a busy worker would outlive the caller, so each worker has a pipe that they close.
     """
-    sentinel, lifeline = context.Pipe(duplex=False)
-    CLOSED_IN_CHILDREN.add(lifeline)
+    lifeline, sentinel = open_pipe(duplex=False)
     with sentinel:
-        process = context.Process(target=serve, args=(connection, log, sentinel), name="parallelenv-worker")
+        process = new_process(method, serve, (connection, log, sentinel), "parallelenv-worker")
         try:
             process.start()
         except OSError:

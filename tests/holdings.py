@@ -90,7 +90,7 @@ def fork_server_pids() -> tuple[int, ...]:
     found: dict[int, None] = {}
     for server in (SERVERS.root, *SERVERS.servers):
         line: list[Any] = [server] if server is not None else []
-        while line and (parent := getattr(line[-1]._process, "_server", None)) is not None:
+        while line and (parent := getattr(line[-1]._process._process, "_server", None)) is not None:
             line.append(parent)
         found.update(dict.fromkeys(one.pid for one in reversed(line)))
     return tuple(found)

@@ -14,8 +14,6 @@ from modes import ORACLE, here_and_in_processes
 
 from parallelenv import ParallelEnv
 from parallelenv.contract import batch
-from parallelenv.engine import cell_reruns
-from parallelenv.engine.cell_reruns import CellRun
 
 MANY = 600
 
@@ -74,21 +72,6 @@ def test_results_of_dropped_steps_are_not_kept_for_ever() -> None:
             env.reset(older)  # its result is neither the first nor the last that waits to be received
         assert len(env.engine.table._arrivals) < MANY / 2
         assert env.recv().env_ids.tolist() == [0, 1]
-
-
-def test_cells_without_open_envs_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cell_reruns, "_made", {})
-    kept = []
-    for number in range(20):
-        monkeypatch.setattr(cell_reruns, "current_run", lambda number=number: CellRun(f"cell {number}", str(number)))
-        env = ParallelEnv([Counting], ORACLE)
-        if number in (3, 5):
-            kept.append(env)
-        else:
-            env.close()
-    assert cell_reruns._made.keys() - {"cell 19"} == {"cell 3", "cell 5"}
-    for env in kept:
-        env.close()
 
 
 def test_functions_that_make_infos_are_not_kept_for_ever() -> None:

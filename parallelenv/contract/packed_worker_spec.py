@@ -17,6 +17,11 @@ from parallelenv.errors import WorkerStartError
 _PLAIN_FIELDS = [field.name for field in fields(WorkerSpec) if field.name not in ("envs", "shared")]
 
 
+def environment_variables() -> dict[str, str]:
+    """Return the environment variables of this process, even if another thread changes them meanwhile."""
+    return {name: value for name in os.environ if (value := os.environ.get(name)) is not None}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSpec(WorkerSpec):
     """A `WorkerSpec` in the form that is sent to a worker, with pickled envs."""
@@ -33,7 +38,7 @@ class PackedSpec(WorkerSpec):
         cls,
         specs: Sequence[WorkerSpec],
         caller: PackageVersion | None = None,
-        environment: Mapping[str, str] = os.environ,
+        environment: Mapping[str, str] | None = None,
         shared: object = None,
     ) -> list[PackedSpec]:
         """Return specs in the form in which workers get them; raise an `UnpicklableError` if an env cannot be pickled.
@@ -42,10 +47,11 @@ class PackedSpec(WorkerSpec):
         now, even if the user changes them. Env fns are not replaced, because their pickles may be large.
 
         ``caller`` is the version and folder of this package in the caller's process; the default describes the copy
-        that runs in this process. ``environment`` and ``shared`` become the fields of the same name; by default, each
-        spec keeps its own shared arrays.
+        that runs in this process. ``environment`` and ``shared`` become the fields of the same name; by default, the
+        spec contains this process's environment variables, and keeps its own shared arrays.
         """
         registered, caller = registered_by_user(), caller or package_version()
+        environment = environment_variables() if environment is None else environment
         envs = [env for spec in specs for env in spec.envs]
         new = [env for env in envs if not (isinstance(env.source, PackedSource) and env.source.caller == caller)]
         sources = {env.env_id: env.source for env in envs}

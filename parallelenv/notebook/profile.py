@@ -387,7 +387,7 @@ class Recorder:
             self._begun = perf_counter()
             pool.is_traced, self._guard.tracer = True, self
         except BaseException:  # recording makes steps slower
-            with contextlib.suppress(ParallelEnvError), DeferSignals():
+            with DeferSignals(), contextlib.suppress(ParallelEnvError):
                 pool.is_traced, self._guard.tracer = False, None
                 self._send("stop_trace")
             raise

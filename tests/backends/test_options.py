@@ -10,7 +10,7 @@ import pytest
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError
 
-NEEDS_SERVER = r"preload=\['wave'\] needs start_method='forkserver', on Linux.*Leave out preload\."
+NEEDS_SERVER = r"preload=\['wave'\] needs start_method='forkserver', on Linux with /proc.*Leave out preload\."
 
 
 @pytest.mark.parametrize(

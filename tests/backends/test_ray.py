@@ -289,6 +289,41 @@ def test_actor_whose_death_is_not_known_yet_keeps_its_connections(mode: str, dir
 
 
 @in_ray_modes
+def test_transfer_of_a_result_can_be_interrupted_and_has_the_time_limit_of_its_call(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    fetching = threading.Event()
+
+    def stall(call: Any, *, timeout: float = 20.0) -> Any:
+        fetching.set()
+        threading.Event().wait(timeout)
+        raise ray.exceptions.GetTimeoutError
+
+    def interrupt() -> None:
+        fetching.wait(20)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ParallelEnv([Small] * 4, mode, num_cpus=2, direct=False, timeout=5.0) as env:
+        before = env.reset()
+        with monkeypatch.context() as patched:
+            patched.setattr(ray, "get", stall)
+            interrupting = threading.Thread(target=interrupt)
+            interrupting.start()
+            began = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                env.step([0] * 4)
+            interrupting.join()
+            with pytest.raises(WorkerTimeoutError):
+                env.recv(min_envs=4, timeout=0.5)
+            assert time.monotonic() - began < 15.0
+        assert env.recv(min_envs=4).states.shape == before.shape
+        assert env.step([0] * 4).dones.shape == (4,)
+
+
+@in_ray_modes
 @both_ways
 def test_a_step_is_one_call_of_each_remote_actor_and_none_of_a_near_one(mode: str, direct: bool) -> None:
     with ParallelEnv([Small] * 4, mode, num_cpus=2, direct=direct) as env:
@@ -319,21 +354,18 @@ def test_incomplete_hand_over_of_workers_raises(monkeypatch: pytest.MonkeyPatch)
     ours.close()
 
 
-def test_replies_of_a_host_are_received_in_the_order_of_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
+def test_replies_of_a_host_are_received_in_the_order_of_its_commands() -> None:
     calls: Any = {name: [RelayedReply(number, Message(DONE, number))] for number, name in enumerate("abc", 1)}
     actor: Any = MagicMock()
     actor.handle.relay.remote.side_effect = list(calls)
     actor.calls = ActorCalls(actor)
-    monkeypatch.setattr(ray, "get", calls.get)
     channel = RayChannel(actor, 0, 0, (0,))
     received = []
     for number in (1, 2, 3):
         channel.send(channel.pack(Command(number, "set", (0,), [5], "extra")))
         actor.calls.flush()
     for name in "bac":
-        actor.calls.finish(name)
+        actor.calls.finish(name, calls[name])
         received.append([channel.receive().number for _ in range(len(channel.arrived))])
     assert received == [[], [1, 2], [3]]
 

@@ -268,3 +268,28 @@ def test_close_leaks_nothing_if_fork_server_reports_exit_late(monkeypatch: pytes
     env.close()
     wake.join()
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="elsewhere only the process id is known")
+def test_another_process_that_gets_the_id_of_a_dead_worker_gets_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ParallelEnv([Witness] * 2, "subproc", num_cpus=2, start_method="forkserver") as env:
+        workers = {*ask(env, os.getpid)}
+        servers = fork_server_pids()
+        for pid in (*servers, *workers):
+            os.kill(pid, signal.SIGKILL)
+        assert survivors(workers, patience=5) == []
+        signals: list[Any] = []  # sent to the processes that now have these ids
+        monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
+    assert [number for pid, number in signals if pid in {*workers, *servers} and number] == []
+
+
+def test_workers_die_and_are_replaced_where_the_system_has_no_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    with ParallelEnv([Witness] * 2, "subproc", num_cpus=2, start_method="forkserver") as env:
+        for pid in (ask(env, os.getpid)[0], *fork_server_pids()):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            ask(env, os.getpid)
+        env.restart(0)
+        workers = ask(env, os.getpid)
+    assert survivors(workers, patience=2) == []
