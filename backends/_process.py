@@ -136,8 +136,10 @@ class WorkerProcess:
     def _has_ended(pidfd: Connection, timeout: float | None) -> bool:
         try:
             return bool(connection.wait([pidfd], timeout))
-        except OSError as error:  # another thread has closed it
-            raise ValueError("process object is closed") from error
+        except OSError as error:
+            if signal_behind(error) is not None:
+                raise
+            raise ValueError("process object is closed") from error  # by another thread
 
     def terminate(self) -> None:
         self._send_signal(signal.SIGTERM)

@@ -257,6 +257,13 @@ def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Arra
     return rewards, flags[..., 0] | flags[..., 1]
 
 
+def update_outcome(outcome: bytearray, later: bytes, rows: Index, num_envs: int) -> None:
+    """Replace these rows of a result of `Batch.outcome` with those of a later result."""
+    rewards, flags = slice(8 * num_envs), slice(-2 * num_envs, None)
+    for part, dtype in (rewards, np.uint64), (flags, np.uint16):
+        np.frombuffer(memoryview(outcome)[part], dtype)[rows] = np.frombuffer(memoryview(later)[part], dtype)[rows]
+
+
 def has_true(flags: Array) -> bool:
     """Return whether any flag is true.
 

@@ -13,9 +13,11 @@ from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 from gymnasium.wrappers import RecordEpisodeStatistics as AroundOne
 from interrupting import Moments, at_many_moments, interrupt_at
+from modes import ORACLE
 
 from parallelenv import ParallelEnv
-from parallelenv.engine.episode_stats import EpisodeSummary
+from parallelenv.engine import episode_stats
+from parallelenv.engine.episode_stats import EpisodeStats, EpisodeSummary
 from parallelenv.errors import ArgumentError, EnvContractError, ResetNeededError
 from parallelenv.testing.contract import DONE_POLICIES
 from parallelenv.testing.envs import Counter
@@ -244,3 +246,46 @@ def test_infinite_rewards_cause_no_warning() -> None:
             env.step([1])
         standing = summary_of(env)
     assert (standing.num_episodes, standing.mean_return, standing.mean_length) == (2, None, 2.0)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_steps_of_some_of_many_envs_count_as_if_each_were_kept_alone(
+    goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_envs, rng = 130, np.random.default_rng(0)
+    monkeypatch.setattr(episode_stats, "LATEST", 10**6)
+    shares, alone = EpisodeStats(num_envs), EpisodeStats(num_envs)
+    for one in (shares, alone):
+        one.set_autoreset(goes_on)
+        one.begin_episodes(slice(0, 100))
+    for _ in range(600):
+        order = rng.permutation(num_envs).tolist()
+        kinds: list[Any] = [order[: rng.integers(1, 4)], slice(order[0], order[0] + 5), None]
+        rows = kinds[rng.choice(3, p=[0.8, 0.15, 0.05])]
+        resets = rows[1:] if type(rows) is list and rng.random() < 0.2 else []
+        flags = rng.choice([False, False, True], (num_envs, 2))
+        outcome = rng.integers(0, 9, num_envs).astype(float).tobytes() + flags.tobytes()
+        begun = order[-2:] if rng.random() < 0.05 else []
+        for one in (shares, alone):
+            monkeypatch.setattr(episode_stats, "_MANY", num_envs if one is shares else 10**6)
+            one.add_step(outcome, rows, resets)
+            if begun:
+                one.begin_episodes(begun)
+    found = []
+    for one in (shares, alone):
+        one.sum_up()
+        sums, running = one._sums, one._sums.running
+        arrays = running.returns.tolist(), running.lengths.tolist(), running.are_whole.tolist()
+        found.append((arrays, sums.num_steps, sums.num_episodes, sorted(sums.latest)))
+    assert found[0] == found[1]
+    assert found[0][2] > 100
+
+
+def test_results_of_many_envs_received_one_by_one_share_an_entry() -> None:
+    with ParallelEnv([Counter] * 200, ORACLE, "restart") as env:
+        env.reset()
+        env.send([1] * 200)
+        for _ in range(200):
+            env.recv(1, 1)
+        assert len(env.engine.table.stats._log) == 1
+        assert env.engine.table.stats.summary().num_steps == 200
