@@ -44,6 +44,9 @@ class ThreadChannel(InProcessChannel):
         self._bells = bells
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._death: Death | None = None
+        # Set by the thread. The caller does not call `threading.Thread.is_alive`: in some versions of Python, an
+        # exception that a signal handler raises during that call marks a thread that is alive as ended.
+        self._has_ended = False
         # The thread is a daemon, so that an env that never returns cannot prevent the interpreter from exiting.
         self.thread = threading.Thread(target=self._serve, name=f"parallelenv-{spec.env_ids[0]}", daemon=True)
 
@@ -57,8 +60,9 @@ class ThreadChannel(InProcessChannel):
             # The exception itself is not kept, because its traceback would keep the host's envs alive.
             what, lines = "".join(traceback.format_exception_only(error)).strip(), traceback.format_exception(error)
             self._death = Death(os.getpid(), None, f"Its thread was ended by {what}.", "".join(lines).strip())
-            self._ring()
         finally:
+            self._has_ended = True  # even if there was too little memory to report the death
+            self._ring()
             self.host.close()
             self.host.detach()
             HOST_THREADS.discard(threading.get_ident())
@@ -75,8 +79,7 @@ class ThreadChannel(InProcessChannel):
         self._commands.put(packed)
 
     def advance(self) -> bool:  # noqa: D102 (see Channel)
-        # The thread is asked as well, because the report of its death may fail: there may be no memory left.
-        return super().advance() or self._death is not None or not self.thread.is_alive()
+        return super().advance() or self._has_ended
 
     def receive(self) -> Reply:  # noqa: D102 (see Channel)
         if not self._replies:
@@ -96,7 +99,7 @@ class ThreadChannel(InProcessChannel):
         The host gets a new batch that nothing reads, so that the results of the current command have no effect.
         """
         writer = getattr(self.host, "writer", None)  # absent before the first batch, and after the thread has ended
-        if writer is not None and self._death is None:
+        if writer is not None and not self._has_ended:
             self.host.attach(Batch.private(writer.batch.layout))
         self.stop()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
+import signal
 import sys
 import threading
+import traceback
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import pytest
 from fragile import GO_ON, WAIT, fragile
 
 from parallelenv import ParallelEnv
-from parallelenv.backends.thread import ThreadBackend, ThreadChannel
+from parallelenv.backends.thread import ThreadBackend
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.env_specs import make_factories
 from parallelenv.contract.protocol import Command, WorkerSpec
@@ -129,9 +132,35 @@ def test_event_loop_is_woken_by_the_end_of_a_thread(monkeypatch: pytest.MonkeyPa
             asyncio.run(receive())
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_thread_that_ends_without_a_report_is_dead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def serve(channel: ThreadChannel) -> None: ...
+    def fail(*_: object) -> Any:
+        raise MemoryError
 
-    monkeypatch.setattr(ThreadChannel, "_serve", serve)
+    monkeypatch.setattr(Host, "execute", fail)
+    monkeypatch.setattr(traceback, "format_exception_only", fail)
     with pytest.raises(WorkerDiedError, match=r"Its thread has ended\."):
         ParallelEnv(fragile(tmp_path), "thread", num_cpus=1)
+
+
+def test_interrupt_of_a_wait_does_not_make_a_live_thread_dead(tmp_path: Path) -> None:
+    """An exception of a signal handler may come at any moment of a wait."""
+
+    class TimeIsUpError(Exception): ...
+
+    def end(*_: object) -> None:
+        raise TimeIsUpError
+
+    before = signal.signal(signal.SIGALRM, end)
+    try:
+        with ParallelEnv(fragile(tmp_path), "thread", "continue", num_cpus=2) as env:
+            channels: list[Any] = [worker.channel for worker in env.engine.pool._workers]
+            for number in range(2000):
+                with contextlib.suppress(TimeIsUpError):
+                    signal.setitimer(signal.ITIMER_REAL, (20 + number % 100) * 1e-6)
+                    for _ in range(500):
+                        assert not any(channel.advance() for channel in channels)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert env.reset().shape == (4, 2)
+    finally:
+        signal.signal(signal.SIGALRM, before)
