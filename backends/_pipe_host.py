@@ -121,7 +121,8 @@ def serve(connection: Connection, log: WorkerLog, sentinel: Connection | None = 
     redirect_descriptors(log)
     parent: Any = multiprocessing.parent_process()
     wire = Wire(connection, SPIN)
-    with contextlib.suppress(EOFError, OSError):  # the caller closed the pipe or died
+    # The caller closed the pipe or died. Other errors, such as a lack of descriptors, go to the log with a traceback.
+    with contextlib.suppress(EOFError, ConnectionError):
         packed: PackedSpec = decode(wire.receive())
         # Not earlier: `multiprocessing` sends the process object through the pipe that is watched here, and the system
         # treats a write to the pipe like the death of the caller. If the caller was suspended during that write, the

@@ -153,10 +153,15 @@ class SubprocBackend(Backend):
                 if isinstance(error, ConnectionError) and time.monotonic() < deadline:
                     server = None  # the fork server has died: start a new one
                     continue
+                way_out = (
+                    "The current folder may have been deleted: change to one that exists, with os.chdir()."
+                    if isinstance(error, FileNotFoundError)
+                    else "Give a smaller num_cpus, or raise the limit on processes (ulimit -u), open files (ulimit -n) "
+                    "or memory."
+                )
                 raise WorkerStartError(
                     f"A worker process could not be started ({type(error).__name__}: {error}); {len(packed)} were "
-                    "wanted. Give a smaller num_cpus, or raise the limit on processes (ulimit -u), open files "
-                    "(ulimit -n) or memory."
+                    f"wanted. {way_out}"
                 ) from error
         return started
 
