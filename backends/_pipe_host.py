@@ -123,7 +123,7 @@ def serve(connection: Connection, log: WorkerLog, sentinel: Connection | None = 
     redirect_descriptors(log)
     parent: Any = multiprocessing.parent_process()
     wire = Wire(connection, SPIN)
-    # The caller closed the pipe or died. Other instances of OSError are shown: the caller does not know of them.
+    # The caller closed the pipe or died. Other errors, such as a lack of descriptors, go to the log with a traceback.
     with contextlib.suppress(EOFError, ConnectionError):
         packed: PackedSpec = decode(wire.receive())
         # Not earlier: `multiprocessing` sends the process object through the pipe that is watched here, and the system

@@ -21,7 +21,7 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from parallelenv.contract.interrupts import DeferSignals
+from parallelenv.contract.interrupts import DeferSignals, signal_behind
 from parallelenv.contract.packed_worker_spec import environment_variables
 from parallelenv.errors import WorkerStartError
 

@@ -88,6 +88,8 @@ class SharedMemory:
                 way = f"{way_out}, or para_mode='thread'."
                 if error.errno == errno.EMFILE:
                     way = "Raise the limit on open files (ulimit -n)."
+                elif error.errno == errno.EFBIG:  # shared memory counts as a file
+                    way = "Raise the limit on the size of files (ulimit -f)."
                 text = f"{what} {nbytes:,} bytes of shared memory, which are not available: {error}. {way}"
                 raise WorkerStartError(text) from error
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import errno
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 import time
@@ -220,6 +222,38 @@ def test_used_env_that_pickles_without_its_state_warns() -> None:
     with pytest.warns(UserWarning, match=r"env 1, .*EzPickle.*its state is lost") as caught:
         ParallelEnv([fresh, used], "subproc").close()
     assert [one.filename for one in caught] == [__file__]
+
+
+def test_worker_that_lacks_descriptors_for_a_new_batch_says_so() -> None:
+    def exhaust_descriptors() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+    with ParallelEnv([partial(Witness, number) for number in range(2)], "subproc", num_cpus=2) as env:
+        ask(env, exhaust_descriptors)
+        adapter = env.to_gymnasium("SameStep")
+        with pytest.raises(WorkerDiedError, match=r"exit code is 1(?s:.*)Too many open files"):
+            adapter.reset()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_start_in_a_deleted_folder_is_refused_with_the_reason(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(WorkerStartError, match="The current folder may have been deleted"):
+        ParallelEnv([Counter], "subproc", start_method=method)
+
+
+def test_lack_of_shared_memory_names_the_limit_on_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fileno: int, *sizes: int) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(WorkerStartError, match=r"File too large. Raise the limit on the size of files \(ulimit -f\)"):
+        ParallelEnv([Counter], "subproc")
 
 
 def test_worker_reaped_elsewhere_is_reported_as_dead() -> None:
