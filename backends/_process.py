@@ -329,15 +329,16 @@ def open_standard_descriptors() -> None:
     Otherwise, a pipe to a worker could get its number. C code would write its messages to the pipe, and a new process
     would take the pipe for its own output.
     """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)
-            if opened == number:
-                os.set_inheritable(number, True)  # like the standard descriptors of any process
-            else:  # another thread has just used the number
-                os.close(opened)
+    with DeferSignals():
+        for number in range(3):
+            try:
+                os.fstat(number)
+            except OSError:
+                opened = os.open(os.devnull, os.O_RDWR)
+                if opened == number:
+                    os.set_inheritable(number, True)  # like the standard descriptors of any process
+                else:  # another thread has just used the number
+                    os.close(opened)
 
 
 class _SpawnedProcess(SpawnProcess):
