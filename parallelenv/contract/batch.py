@@ -244,7 +244,7 @@ class Batch:
             yield from ((array, self.rows(ended)) for array in self.ended_states if array is not None)
 
 
-def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Array]:
+def read_outcomes(outcomes: Sequence[bytes | bytearray], num_envs: int) -> tuple[Array, Array]:
     """Return two arrays of shape ``(len(outcomes), num_envs)``: the rewards, and whether an episode ended (bool).
 
     ``outcomes`` contains the result of `Batch.outcome` after each step.

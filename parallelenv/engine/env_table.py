@@ -181,6 +181,7 @@ class EnvTable:
         # arrived, or `_WHOLE`. Entries that are no longer wanted are skipped, and removed when they are first or last,
         # or when they are many.
         self._arrivals: deque[tuple[Ticket, int]] = deque()
+        self._has_whole = False  # whether any of them may have `_WHOLE`
         self.has_failed_resets = False
         self.version = 0
         self.share_stats(EpisodeStats(num_envs))
@@ -213,6 +214,7 @@ class EnvTable:
             ticket.left_out = frozenset(env_ids).difference(ticket.sent_to)
         self.tickets.update(dict.fromkeys(env_ids, ticket))
         if not separately:
+            self._has_whole = True
             self._arrivals.append((ticket, _WHOLE))
             return
         ticket.table = self
@@ -227,15 +229,16 @@ class EnvTable:
     def release(self, env_ids: Sequence[int]) -> None:
         """Remove the tickets of envs whose results have been returned or are no longer wanted."""
         tickets = self.tickets
+        gone: dict[Ticket | None, None] = {}
         if env_ids is self.env_ids:
-            self.tickets = {}
-            self._arrivals.clear()
-            return
-        gone = dict.fromkeys(map(tickets.get, env_ids))
-        # Without bytecodes between the envs, so that an interrupt removes all of them or none.
-        deque(map(tickets.pop, env_ids, itertools.repeat(None)), maxlen=0)
+            self.tickets = tickets = {}
+        else:
+            gone = dict.fromkeys(map(tickets.get, env_ids))
+            # Without bytecodes between the envs, so that an interrupt removes all of them or none.
+            deque(map(tickets.pop, env_ids, itertools.repeat(None)), maxlen=0)
         if not tickets:
             self._arrivals.clear()
+            self._has_whole = False
             return
         for unwanted in gone:
             if unwanted is not None and unwanted.pending and unwanted.failures:
@@ -256,14 +259,16 @@ class EnvTable:
 
     def arrived(self, most: int | None = None) -> list[int]:
         """Return the ids of the first ``most`` envs (``None``: all) whose result can be returned, in this order."""
-        tickets = self.tickets
-        found = (
-            one
-            for ticket, env_id in self._arrivals
-            for one in (ticket.answered if env_id == _WHOLE else (env_id,))
-            if tickets.get(one) is ticket
-        )
-        return list(itertools.islice(found, most))
+        tickets, arrivals = self.tickets, self._arrivals
+        if self._has_whole:
+            arrivals = deque(
+                (ticket, one)
+                for ticket, env_id in arrivals
+                for one in (ticket.answered if env_id == _WHOLE else (env_id,))
+            )
+        if most is None or most >= len(arrivals):  # 40 ns per env less than below
+            return [one for ticket, one in arrivals if tickets.get(one) is ticket][:most]
+        return list(itertools.islice((one for ticket, one in arrivals if tickets.get(one) is ticket), most))
 
     def pending_ids(self, env_ids: Iterable[int] | None = None) -> list[int]:
         """Return those of ``env_ids`` (``None``: all envs in flight) whose reply has not arrived yet."""

@@ -267,6 +267,7 @@ class EpisodeStats:
         Episodes count by env, so only the order of each env's own steps matters.
         """
         has_begun = bool(self._begun) and self._begun[-1][0] == len(self._log)  # an episode, since the latest entry
+        mask: Any
         mask, latest = self._log[-1] if self._log else (None, b"")
         if has_begun or type(latest) is not bytearray or mask[rows].any():
             return False
