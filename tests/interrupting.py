@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import os
 import signal
 import sys
@@ -55,6 +56,7 @@ def interrupt_at(number: int, call: Callable[[], Any], paths: Sequence[str] = _E
     error: type[BaseException] | None = None
     made: Any = None
     found = sys.gettrace()
+    gc.disable()  # an interrupt in a `__del__` is lost, and what is collected by chance is not a part of the call
     sys.settrace(tracer.trace)
     try:
         made = call()  # keeps the result alive until the tracing ends
@@ -62,6 +64,7 @@ def interrupt_at(number: int, call: Callable[[], Any], paths: Sequence[str] = _E
         error = type(raised)
     finally:
         sys.settrace(found)
+        gc.enable()
     del made
     return Outcome(tracer.line, error)
 

@@ -40,6 +40,15 @@ class DeferSigint:
             self._noted = False  # may be set if an earlier exit was interrupted; that interrupt was raised
             self._previous = _set_handler(_INTERRUPT, self._handler)
 
+    @classmethod
+    def is_interrupted(cls) -> bool:
+        """Return whether the innermost block of the main thread delays an interrupt now.
+
+        A block that has to wait for another process asks this, and gives up if the process does not answer soon.
+        """
+        shield = getattr(_get_handler(_INTERRUPT), "__self__", None)
+        return isinstance(shield, cls) and shield._noted and threading.get_ident() == shield._main
+
     def _note(self, *_: object) -> None:
         self._noted = True
 
