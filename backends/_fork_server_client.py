@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing import process, reduction
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -22,6 +23,8 @@ _VOLATILE = ("PYTEST_CURRENT_TEST", "RAY_", "PYTHONBREAKPOINT")
 """Prefixes of environment variables that may change without any need to import modules again."""
 _MOST_SERVERS = 4
 """Maximum number of servers in addition to the root. The least recently used server is dropped first."""
+_PATIENCE = 0.5
+"""Seconds between checks, while the caller waits for a server, whether Ctrl-C is being delayed."""
 
 Surroundings = tuple[tuple[str, ...], str, dict[str, str]]
 """The settings that affect imports."""
@@ -53,7 +56,7 @@ class ForkServer:
         self.pid = process.pid or 0
         self._process = WorkerProcess(process)
         self._requests = requests
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant only because it knows whether this thread holds it
         self._known: frozenset[str] = frozenset()
         self.loaded: dict[str, ImportResult] = {}
         self.files: dict[str, FileState] = {}
@@ -126,19 +129,34 @@ class ForkServer:
         If the request is interrupted, cannot be sent or gets no answer, this method ends the server.
         """
         try:
-            with self._lock:
+            self._await(lambda timeout: self._lock.acquire(timeout=timeout))  # it may import for another thread
+            try:
                 self._requests.send((name, arguments, len(filenos)))
                 for fileno in filenos:
                     reduction.send_handle(self._requests, fileno, self.pid)
+                self._await(self._requests.poll)
                 answer = self._requests.recv()
-        except BaseException as error:
-            self.end()
-            if isinstance(error, EOFError):
-                raise ConnectionResetError(f"the fork server, process {self.pid}, has ended") from error
-            raise
+            except BaseException as error:
+                self.end()
+                if isinstance(error, EOFError):
+                    raise ConnectionResetError(f"the fork server, process {self.pid}, has ended") from error
+                raise
+        finally:
+            with contextlib.suppress(RuntimeError):  # an interrupt came before this thread had the lock
+                self._lock.release()
         if isinstance(answer, OSError):
             raise answer
         return answer
+
+    def _await(self, is_ready: Callable[[float], bool]) -> None:
+        """Call ``is_ready`` with a timeout until its result is true, without a time limit.
+
+        If Ctrl-C is being delayed and the server takes long, this method raises an `InterruptedError`. The delayed
+        interrupt is then raised soon.
+        """
+        while not is_ready(_PATIENCE):
+            if DeferSigint.is_interrupted():
+                raise InterruptedError(f"the fork server, process {self.pid}, does not answer")
 
     def end(self) -> None:
         """End the server at once. Its workers continue."""

@@ -55,13 +55,13 @@ class CallerEnd(Connection):
         super().__init__(handle, readable, writable)
         CLOSED_IN_CHILDREN.add(self)
 
-    def close(self) -> None:
-        with _OPENING:
-            super().close()
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # at exit this module's globals may be gone, and the system closes the descriptor
-            self.close()
+    # The base class calls this method in `close` and in `__del__`. The lock is an argument because, at exit, this
+    # module's globals may be gone.
+    def _close(self, lock: Any = _OPENING) -> None:
+        base: Any = super()
+        with lock:
+            base._close()
+            self._handle = None
 
 
 def open_pipe(*, duplex: bool = True) -> tuple[CallerEnd, Connection]:

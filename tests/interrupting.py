@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import itertools
 import os
 import signal
@@ -106,6 +107,7 @@ def interrupt_at(
     if interrupt is not CTRL_C:
         signal.signal(interrupt.number, raise_error)
     found = sys.gettrace()
+    gc.disable()  # an interrupt in a `__del__` is lost, and what is collected by chance is not a part of the call
     sys.settrace(tracer.trace)
     try:
         made = call()  # keeps the result alive until the tracing ends
@@ -113,6 +115,7 @@ def interrupt_at(
         error = type(raised)
     finally:
         sys.settrace(found)
+        gc.enable()
         signal.signal(interrupt.number, before)
     del made
     return Outcome(tracer.line, error, error is interrupt.error)

@@ -60,6 +60,17 @@ class DeferSignals:
             self.__exit__()
             raise
 
+    @classmethod
+    def is_interrupted(cls) -> bool:
+        """Return whether the innermost block of the main thread delays a signal now.
+
+        A block that has to wait for another process asks this, and gives up if the process does not answer soon.
+        """
+        shields = (getattr(_get_handler(number), "__self__", None) for number in _SIGNALS)
+        return threading.get_ident() == threading.main_thread().ident and any(
+            isinstance(shield, cls) and shield._noted for shield in shields
+        )
+
     def _note(self, number: int, _: object) -> None:
         self._noted[number] = None
 

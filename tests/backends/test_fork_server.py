@@ -24,6 +24,7 @@ from scripts import start
 from parallelenv import ParallelEnv
 from parallelenv.autotune import doctor
 from parallelenv.backends import _fork_server
+from parallelenv.backends._fork_server_client import SERVERS
 from parallelenv.errors import EnvError, WorkerDiedError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each worker imports by itself")
@@ -359,6 +360,43 @@ def test_death_of_a_worker_and_close_do_not_wait_for_a_busy_server(make_package:
             os.kill(server, signal.SIGCONT)
             wake.cancel()
             wake.join()
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_wait_for_a_server_that_does_not_answer_can_be_interrupted(make_package: MakePackage, is_busy: bool) -> None:
+    package = make_package()
+    run(package.env())
+    (pid,) = package.imported_in()
+    (server,) = (one for one in SERVERS.servers if one.pid == pid)
+    os.kill(pid, signal.SIGSTOP)
+    # The limit of the test: when the server goes on, the call ends without an interrupt.
+    wake = threading.Timer(20.0, os.kill, (pid, signal.SIGCONT))
+    interrupting = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    for timer in (wake, interrupting):
+        timer.start()
+    held, finish = threading.Event(), threading.Event()
+
+    def hold() -> None:  # as if the server imported a module for another thread
+        with server._lock:
+            held.set()
+            finish.wait(30)
+
+    holding = threading.Thread(target=hold if is_busy else held.set)
+    holding.start()
+    held.wait()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(package.env())
+        assert wake.is_alive()
+    finally:
+        wake.cancel()
+        finish.set()
+        with contextlib.suppress(ProcessLookupError):  # it was ended
+            os.kill(pid, signal.SIGCONT)
+        for thread in (wake, interrupting, holding):
+            thread.join()
+    run(package.env())
+    assert len(package.imported_in()) == (1 if is_busy else 2)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from scripts import environment, run
 
 from parallelenv import ParallelEnv
 from parallelenv.backends._fork_server_client import SERVERS
-from parallelenv.backends._process import CallerEnd, open_pipe
+from parallelenv.backends._process import open_pipe
 from parallelenv.contract.packed_worker_spec import environment_variables
 from parallelenv.errors import WorkerStartError
 from parallelenv.testing.envs import Counter
@@ -117,7 +118,7 @@ def test_fork_waits_while_another_thread_closes_a_connection(monkeypatch: pytest
         finish.wait(10)
 
     connection, other = open_pipe()
-    monkeypatch.setattr(CallerEnd, "_close", close_slowly)
+    monkeypatch.setattr(Connection, "_close", close_slowly)
     number = connection.fileno()
     closing = threading.Thread(target=connection.close)
     closing.start()
