@@ -21,12 +21,11 @@ from gymnasium.utils import EzPickle
 
 from parallelenv.contract.attributes import look_up
 from parallelenv.contract.copying import Pickler, Unpickler, loads
-from parallelenv.contract.env_specs import is_vector_env
+from parallelenv.contract.env_specs import is_vector_env, layers
 from parallelenv.contract.interrupts import DeferSignals, Ignore, signal_behind
 from parallelenv.contract.spaces import Env
 from parallelenv.contract.tensors import imported_torch
 from parallelenv.errors import EnvContractError
-from parallelenv.worker.env_adapter import layers
 
 
 def _dump_state(value: object, env: Env) -> bytes:
