@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from parallelenv.contract.rollout_data import RolloutChunk
 
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
