@@ -155,7 +155,7 @@ class ForkServer:
         interrupt is then raised soon.
         """
         while not is_ready(_PATIENCE):
-            if DeferSigint.is_interrupted():
+            if DeferSignals.is_interrupted():
                 raise InterruptedError(f"the fork server, process {self.pid}, does not answer")
 
     def end(self) -> None:

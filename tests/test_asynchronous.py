@@ -351,6 +351,8 @@ def test_rewards_are_summed_per_component_or_refused(make_env: MakeEnv) -> None:
     found = make_env([partial(Paid, 1j, 2.0)]).run_episodes(ones, 1, progress=False)
     assert found.returns.tolist() == [2 + 1j]
     assert repr(found) == "<Evaluation of 1 episode>"
+    found = make_env([partial(Paid, 2**2000, 2**2000)]).run_episodes(ones, 1, progress=False)
+    assert found.returns.tolist() == [2**2001]  # too large for a float
 
 
 def test_recurrent_policy_gets_per_env_state_and_episode_starts(env: ParallelEnv) -> None:

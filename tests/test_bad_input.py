@@ -89,6 +89,10 @@ TWIN, TWINS = Toolbox(), SyncVectorEnv([Toolbox] * 2)
         ([TWIN, Toolbox(), TWIN], r"envs\[0\] and envs\[2\] are the same instance.*\[make\] \* n"),
         ([Toolbox, closed_vector_env()], "env 1 is SyncVectorEnv.*a vector env that is closed"),
         ([Toolbox, closed_vector_env], "env 1 is SyncVectorEnv.*a vector env that is closed"),
+        (
+            [TWIN, gym.wrappers.TimeLimit(TWIN, 5)],
+            r"envs\[0\] and envs\[1\] are, or wrap, the same instance.*\[make\] \* n",
+        ),
         ([TWINS, Toolbox, TWINS], r"envs\[0\] and envs\[2\] are the same instance.*\[make\] \* n"),
         ([lambda: TWINS, Toolbox, lambda: TWINS], "env fns of envs 0 and 2 returned the same instance"),
         ([Toolbox(), pettingzoo_like()], "env 1 is .*PettingZoo multi-agent env"),
@@ -118,8 +122,11 @@ def test_module_that_lacks_another_module_is_named_with_the_cause(
 def test_env_fns_that_return_the_same_instance_are_refused_except_in_workers_which_have_copies() -> None:
     twin = Toolbox()
     for word in (ORACLE, THREADS):
-        with pytest.raises(InvalidEnvError, match=r"env fns of envs 0 and 1 .* same instance.*partial\(make, value\)"):
-            ParallelEnv([lambda: twin] * 3, word, num_cpus=3)
+        for make in (lambda: twin, lambda: gym.wrappers.TimeLimit(twin, 5)):  # a new wrapper each time
+            with pytest.raises(
+                InvalidEnvError, match=r"env fns of envs 0 and 1 .*same instance.*partial\(make, value\)"
+            ):
+                ParallelEnv([make] * 3, word, num_cpus=3)
     with ParallelEnv([lambda: twin] * 3, PROCESSES, num_cpus=2) as env:
         env.reset(seed=0)
         env.step([1], id=0)

@@ -87,6 +87,46 @@ class Referring(gym.Wrapper[Any, Any, Any, Any]):
         return state, sum(places), *rest
 
 
+class Recalling(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives the previous action as reward, and has it as an attribute only after the first step of an episode."""
+
+    def reset(self, **options: Any) -> Any:
+        vars(self).pop("previous", None)
+        self.handle = threading.Lock()  # does not pickle, so it is kept
+        return self.env.reset(**options)
+
+    def step(self, action: Any) -> Any:
+        state, _, *rest = self.env.step(action)
+        with self.handle:
+            reward = getattr(self, "previous", -1)
+            self.previous = int(action)
+        return state, reward, *rest
+
+
+class Numbering:
+    """Gives the number of the step as reward, and has no ``__dict__``."""
+
+    __slots__ = "env", "last", "number"
+
+    observation_space, action_space = Walk.observation_space, Walk.action_space
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def reset(self, **options: Any) -> Any:
+        self.number = 0
+        if hasattr(self, "last"):
+            del self.last
+        return self.env.reset(**options)
+
+    def step(self, action: Any) -> Any:
+        state, _, *rest = self.env.step(action)
+        self.number += 1
+        reward = 10 * self.number + getattr(self, "last", -1)
+        self.last = int(action)
+        return state, reward, *rest
+
+
 def limited(kind: Any) -> list[Any]:
     return [lambda: TimeLimit(kind(), max_episode_steps=7)] * NUM_ENVS
 
@@ -122,6 +162,21 @@ def test_run_continues_identically_after_load_state(make_env: MakeEnv, mode: str
     for each in (state, again):
         assert env.load_state(each) == ()
         assert_same(expected, play(env, 20, seed=2))
+
+
+@pytest.mark.parametrize("kind", [Recalling, Numbering])
+def test_wrapper_has_exactly_the_attributes_that_were_saved(make_env: MakeEnv, kind: Any) -> None:
+    env = make_env([lambda: kind(Speaking())] * NUM_ENVS, asynchronous="continue", num_cpus=2)
+    env.reset(seed=5)
+    for _ in range(2):  # without and with the attribute
+        state = env.save_state()
+        expected = play(env, 3, seed=1)
+        assert env.load_state(pickle.loads(pickle.dumps(state))) == ()
+        assert_same(expected, play(env, 3, seed=1))
+    with ParallelEnv([lambda: kind(Speaking())] * NUM_ENVS, ORACLE, "continue") as other:
+        other.reset(seed=1)  # makes what cannot be pickled
+        assert other.load_state(state) == ()
+        assert_same(expected, play(other, 3, seed=1))
 
 
 def test_state_stays_unknown_if_the_first_step_after_load_state_raises(make_env: MakeEnv) -> None:

@@ -9,7 +9,7 @@ import os
 import pickle
 import pickletools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,10 +111,13 @@ def make_factories(envs: Any) -> tuple[EnvFactory, ...]:
     factories = tuple(_factory(env_id, item) for env_id, item in enumerate(items))
     seen: dict[int, int] = {}
     for factory in factories:
-        first = seen.setdefault(id(factory.source), factory.env_id)
-        if factory.is_live and first != factory.env_id:
+        if not factory.is_live:
+            continue
+        first = seen.setdefault(identity(factory.source), factory.env_id)
+        if first != factory.env_id:
+            are = "are" if factories[first].source is factory.source else "are, or wrap,"
             raise InvalidEnvError(
-                f"envs[{first}] and envs[{factory.env_id}] are the same instance, {show(factory.source)}. Two ids "
+                f"envs[{first}] and envs[{factory.env_id}] {are} the same instance, {show(factory.source)}. Two ids "
                 "cannot share one env. Make one for each: [make() for _ in range(n)], or give env fns: [make] * n."
             )
     return factories
@@ -273,6 +276,24 @@ def is_env(candidate: object) -> bool:
     return not isinstance(candidate, type) and all(callable(look_up(candidate, name)) for name in ("reset", "step"))
 
 
+def layers(env: Env) -> Iterator[Env]:
+    """Yield an env's wrappers from the outermost inwards, then the env itself."""
+    seen: set[int] = set()  # an env may name itself: `self.env = self`
+    while id(env) not in seen:
+        seen.add(id(env))
+        yield env
+        inner = look_up(env, "env", None)
+        if inner is None or not is_env(inner):
+            return
+        env = inner
+
+
+def identity(env: Env) -> int:
+    """Return the `id` of the env inside all wrappers: two items with the same one would step the same env."""
+    *_, base = layers(env) if is_env(env) else (env,)
+    return id(base)
+
+
 def is_for_calls(candidate: object) -> bool:
     """Return whether an object that is not an env can be used in place of one, for method calls only."""
     kind = type(candidate)
@@ -302,13 +323,14 @@ def refuse_foreign(env: object, env_id: int) -> None:
 
 
 def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
-    """Raise an `InvalidEnvError` if two env fns returned the same object in the same process."""
+    """Raise an `InvalidEnvError` if two env fns returned, or wrapped, the same env in the same process."""
     seen: dict[tuple[ProcessInfo, int], int] = {}
     for env_id, one in sorted(facts.items()):
         first = seen.setdefault((one.process, one.instance), env_id)
         if first != env_id:
             raise InvalidEnvError(
-                f"The env fns of envs {first} and {env_id} returned the same instance. Two ids cannot share one env: "
+                f"The env fns of envs {first} and {env_id} returned the same instance, perhaps in different wrappers. "
+                "Two ids cannot share one env: "
                 "an env fn must make a new one each time. Functions made in a loop all see its last value: use "
                 "functools.partial(make, value)."
             )

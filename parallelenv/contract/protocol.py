@@ -210,7 +210,7 @@ class EnvFacts:
     metadata: Info  #: The env's ``metadata``.
     render_mode: str | None  #: The env's ``render_mode``.
     process: ProcessInfo = UNKNOWN_PROCESS  #: The process in which the env runs.
-    instance: int = 0  #: The object's `id` in that process, to distinguish it from other objects.
+    instance: int = 0  #: The `id`, in that process, of the object inside all wrappers, to distinguish it from others.
     has_steps: bool = True  #: Whether it has ``reset`` and ``step``; otherwise it only supports calls and attributes.
     group: GroupFacts | None = None  #: The properties of a vector env; ``None`` for a single env.
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from parallelenv.contract.rollout_data import RolloutChunk
 
 
-VERSION = 2
+VERSION = 3
 _WHOLE = -1
 """Used instead of an env id: all of `Ticket.answered`."""
 _MOST_UNWANTED = 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -153,8 +154,12 @@ class EpisodeRunner:
         rows = [(env_id, *episode) for env_id, ended in self._results.items() for episode in ended]
         env_ids, returns, lengths, terminated, truncated, infos = zip(*rows, strict=True) if rows else ((),) * 6
         are_numbers = all(isinstance(one, (int, float, np.integer, np.floating)) for one in returns)
+        totals = object_array(returns)
+        if are_numbers:
+            with contextlib.suppress(OverflowError):  # an int too large for a float stays an int
+                totals = np.array(returns, dtype=np.float64)
         return Evaluation(
-            np.array(returns, dtype=np.float64) if are_numbers else object_array(returns),
+            totals,
             np.array(lengths, dtype=np.int64),
             np.array(terminated, dtype=bool),
             np.array(truncated, dtype=bool),

@@ -12,7 +12,7 @@ import gymnasium
 from gymnasium.spaces import Tuple
 
 from parallelenv.contract.attributes import ABSENT, defines, look_up
-from parallelenv.contract.env_specs import is_env
+from parallelenv.contract.env_specs import is_env, layers
 from parallelenv.contract.error_text import near_attribute, show
 from parallelenv.contract.spaces import Action, Env, Info, State
 from parallelenv.errors import AbsentAttributeError, EnvContractError
@@ -153,18 +153,6 @@ def _parameters(function: Any) -> tuple[set[str], bool]:
         return set(), False
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     return {parameter.name for parameter in parameters}, takes_any
-
-
-def layers(env: Env) -> Iterator[Env]:
-    """Yield an env's wrappers from the outermost inwards, then the env itself."""
-    seen: set[int] = set()  # an env may name itself: `self.env = self`
-    while id(env) not in seen:
-        seen.add(id(env))
-        yield env
-        inner = look_up(env, "env", None)
-        if inner is None or not is_env(inner):
-            return
-        env = inner
 
 
 def wrappers(env: Env) -> list[Env]:

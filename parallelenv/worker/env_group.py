@@ -12,6 +12,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from parallelenv.contract.attributes import ABSENT, look_up
 from parallelenv.contract.batch import Array, Index
 from parallelenv.contract.copying import Broadcast, deep_copy, dumps
+from parallelenv.contract.env_specs import layers
 from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import NOTHING, Extra, GroupFacts, Lookup, MethodCall
 from parallelenv.contract.spaces import Action, Info, State, casts_to, pick_rows
@@ -383,7 +384,7 @@ class EnvGroup:
         if self._is_of_envs and not all(self.env.unwrapped.call("has_wrapper_attr", name)):
             # `has_wrapper_attr` also takes a property that fails for absent. An `AsyncVectorEnv` has no `envs` to ask.
             for env in getattr(self.env.unwrapped, "envs", ()):
-                for layer in env_adapter.layers(env):
+                for layer in layers(env):
                     look_up(layer, name)
             return absent
         try:

@@ -21,12 +21,11 @@ from gymnasium.utils import EzPickle
 
 from parallelenv.contract.attributes import look_up
 from parallelenv.contract.copying import Pickler, Unpickler, loads
-from parallelenv.contract.env_specs import is_vector_env
+from parallelenv.contract.env_specs import is_vector_env, layers
 from parallelenv.contract.interrupts import DeferSignals, Ignore, signal_behind
 from parallelenv.contract.spaces import Env
 from parallelenv.contract.tensors import imported_torch
 from parallelenv.errors import EnvContractError
-from parallelenv.worker.env_adapter import layers
 
 
 def _dump_state(value: object, env: Env) -> bytes:
@@ -50,18 +49,41 @@ def _load_state(pickled: bytes, env: Env) -> Any:
     return unpickler.load()
 
 
+def _attributes(layer: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the attributes of a wrapper: those in its ``__dict__``, and those in slots."""
+    found: Any = object.__getstate__(layer)  # without a class's own `__getstate__`
+    own, in_slots = found if isinstance(found, tuple) else (found, None)
+    return dict(own or {}), dict(in_slots or {})
+
+
+def _set_attributes(layer: object, own: dict[str, Any], in_slots: dict[str, Any], left: set[str]) -> None:
+    """Set the attributes of a wrapper, and delete all others except those in ``left``, which could not be saved."""
+    now, in_slots_now = _attributes(layer)
+    for name in now.keys() - own.keys() - left:
+        del vars(layer)[name]
+    if own:  # if all attributes are in slots, there is no `__dict__`
+        vars(layer).update(own)
+    for name in in_slots_now.keys() - in_slots.keys() - left:
+        object.__delattr__(layer, name)
+    for name, value in in_slots.items():
+        object.__setattr__(layer, name, value)
+
+
 def save_env(env: Env, generators: Any, seed: int | None) -> bytes | None:
     """Return the state of an env, ``generators`` and ``seed`` as one pickle, or ``None`` if the env cannot be saved."""
     *wrappers, base = layers(env)
     if callable(look_up(base, "get_state")) and callable(look_up(base, "set_state")):
-        of_wrappers = []  # for each wrapper, those attributes that can be pickled
+        of_wrappers = []  # for each wrapper, its attributes, and the names of those that cannot be pickled
         for wrapper in wrappers:
-            attributes = {}
-            for name, value in vars(wrapper).items():
-                with Ignore(Exception):
-                    _load_state(_dump_state(value, env), env)
-                    attributes[name] = value
-            of_wrappers.append(attributes)
+            both, left = _attributes(wrapper), set[str]()
+            for attributes in both:
+                for name, value in list(attributes.items()):
+                    with Ignore(Exception):
+                        _load_state(_dump_state(value, env), env)
+                        continue
+                    left.add(name)
+                    del attributes[name]
+            of_wrappers.append((*both, left))
         generator = getattr(base, "_np_random", None), getattr(base, "_np_random_seed", None)
         state = _dump_state((base.get_state(), generator, of_wrappers), env)
         names = [type(wrapper).__qualname__ for wrapper in wrappers]
@@ -114,8 +136,8 @@ def load_env(env: Env, saved: bytes, takes_generators: bool) -> tuple[Any, Any, 
     if np_random is not None:
         # Without its seed, Gymnasium would replace the generator.
         base._np_random, base._np_random_seed = np_random, np_random_seed
-    for layer, attributes in zip(wrappers, of_wrappers, strict=True):
-        vars(layer).update(attributes)
+    for layer, saved_attributes in zip(wrappers, of_wrappers, strict=True):
+        _set_attributes(layer, *saved_attributes)
     return env, generators, seed
 
 

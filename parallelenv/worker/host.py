@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from parallelenv.contract.attributes import look_up
 from parallelenv.contract.batch import Batch, Index, InfoForms, Layout, items_at
 from parallelenv.contract.copying import Broadcast, deep_copy, deep_copy_but_graph
-from parallelenv.contract.env_specs import is_env, is_vector_env
+from parallelenv.contract.env_specs import identity, is_env, is_vector_env
 from parallelenv.contract.error_text import count, list_ids, name_envs, show
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.interrupts import DeferSignals, signal_behind
@@ -674,7 +674,7 @@ class Host:
             dict(look_up(env, "metadata", None) or {}),
             "rgb_array" if env_adapter.draws_by_mode(env) else look_up(env, "render_mode", None),
             this_process(),
-            id(env),
+            identity(env),
             is_env(env),
             group,
         )
