@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import MakeEnv
 from interrupting import Counting, Moments, at_many_moments, interrupt_at
 from modes import ORACLE, PROCESSES, THREADS
 
@@ -34,6 +36,10 @@ def receive(env: ParallelEnv) -> list[float] | None:
         return None
     except EnvInterruptedError:
         return []
+
+
+def count_steps(env: ParallelEnv) -> int:
+    return env.engine.table.stats.summary().num_steps
 
 
 @at_many_moments
@@ -70,6 +76,7 @@ def test_interrupted_step_is_delivered_once_and_in_order(
             for _ in range(count):
                 env.step(actions, env_ids)
             assert any(plan.is_valid() for plan in env.engine.plans.values()) is (way == "planned")
+            num_counted = count_steps(env)
             outcome = interrupt_at(line, lambda: env.step(actions, env_ids), interrupt=interrupt)
             if not outcome.line:
                 break
@@ -79,6 +86,7 @@ def test_interrupted_step_is_delivered_once_and_in_order(
                 continue
             made = [after - count for after in env.get_env_attr("count", env_ids)]
             assert made in ([0] * len(actions), [1] * len(actions)), outcome
+            assert count_steps(env) - num_counted == sum(made), outcome
             if found is not None:  # no part of a result alone
                 assert found == [count + 1] * len(actions), outcome
                 num_received += 1
@@ -86,7 +94,8 @@ def test_interrupted_step_is_delivered_once_and_in_order(
                 lost.append(outcome.line)
             assert env.step(actions, env_ids).states[:, 0].tolist() == [count + made[0] + 1] * len(actions), outcome
     assert num_received > 15 // moments.stride
-    assert len(lost) <= 15, lost
+    # Without a plan, a step is recorded and its ticket removed in one section, which takes 5 us.
+    assert len(lost) <= (15 if way == "planned" else 50), lost
 
 
 class Telling(Counting):
@@ -331,3 +340,74 @@ def test_interrupted_step_starts_the_requested_episodes(
                 assert found == [LENGTH + 1, 0] * 2, outcome
                 num_begun += 1
         assert num_begun > 5 // moments.stride
+
+
+@at_many_moments
+@pytest.mark.parametrize("is_end", [True, False], ids=["end", "next"])
+@with_and_without_plan
+@pytest.mark.parametrize("mode", [ORACLE, PROCESSES])
+def test_interrupted_end_of_an_episode_is_recorded_once(
+    mode: str, plans: bool, is_end: bool, moments: Moments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With next-step autoreset, envs that have just ended must not count as those that the step has reset."""
+    monkeypatch.setattr(Engine, "plans_steps", plans)
+    num_received = 0
+    paths = ["parallelenv/engine", "parallelenv/adapters"]
+    with contextlib.closing(ParallelEnv([Counting, Ending] * 2, mode, num_cpus=2).to_gymnasium("NextStep")) as env:
+        for line, interrupt in moments:
+            env.reset()
+            for _ in range(LENGTH - is_end):
+                env.step(np.array(ZEROS))
+            before = env.parallel_env.engine.table.stats.summary()
+            outcome = interrupt_at(line, lambda: env.step(np.array(ZEROS)), paths, interrupt)
+            if not outcome.line:
+                break
+            assert outcome.is_raised, outcome
+            try:
+                states, _, terminations, _, infos = env.step_wait()
+            except (NothingInFlightError, EnvInterruptedError):
+                continue
+            num_received += 1
+            assert states[:, 0].tolist() == ([LENGTH] * 4 if is_end else [LENGTH + 1, 0] * 2), outcome
+            assert terminations.tolist() == [False, is_end] * 2, outcome
+            assert infos == {}, outcome
+            after = env.parallel_env.engine.table.stats.summary()
+            assert after.num_steps - before.num_steps == (4 if is_end else 2), outcome
+            assert after.num_episodes - before.num_episodes == (2 if is_end else 0), outcome
+            states = env.step(np.array(ZEROS))[0]
+            assert states[:, 0].tolist() == ([LENGTH + 1, 0] * 2 if is_end else [LENGTH + 2, 1] * 2), outcome
+    assert num_received > 10 // moments.stride
+
+
+def test_step_interrupted_after_it_was_counted_is_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Summing up takes long, so an interrupt is likely to come while it is deferred."""
+    with ParallelEnv([Counting] * NUM_ENVS, ORACLE, "continue") as env:
+        env.reset()
+        stats = env.engine.table.stats
+        sum_up = stats.sum_up
+
+        def interrupted() -> None:
+            sum_up()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(stats, "sum_up", interrupted)
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 (one of the steps sums up)
+            for _ in range(stats._room + 1):
+                env.step(ZEROS)
+        monkeypatch.undo()
+        assert env.recv(NUM_ENVS).states[0, 0] * NUM_ENVS == count_steps(env)
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True], ids=["", "interrupted"])
+def test_close_frees_the_batch_while_the_object_is_kept(make_env: MakeEnv, is_interrupted: bool) -> None:
+    env = make_env([Counting] * NUM_ENVS, asynchronous="continue", num_cpus=2)
+    env.reset()
+    for _ in range(3):
+        env.step(ZEROS)
+    for line in itertools.count(1) if is_interrupted else ():
+        outcome = interrupt_at(line, lambda: env.step(ZEROS), ["engine/step_plan.py"])
+        if env.engine.pool.planned is not None or not outcome.line:
+            break
+    kept = weakref.ref(env.engine.pool.batch)
+    env.close()
+    assert kept() is None

@@ -95,7 +95,7 @@ class Recommendation:
         reason: The reason, in one line.
         step_cost: Seconds per step of one env in ``"dummy"``; ``None`` if no env could be tried.
         releases_gil: Whether threads stepped the envs clearly faster than a loop; ``None`` if threads were not tried.
-        problem: What kept all modes, or a mode that might be faster, from being tried; empty if nothing did.
+        problem: The reason why no mode, or not a mode that might be faster, could be tried; empty if there is none.
     """
 
     mode: str

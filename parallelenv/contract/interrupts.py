@@ -21,7 +21,8 @@ from _signal import signal as _set_handler
 from collections.abc import Iterator
 from typing import Any
 
-_NAMES = "INT", "TERM", "ALRM", "HUP", "QUIT", "USR1", "USR2", "VTALRM", "PROF", "XCPU", "BREAK"
+# SIGINT is last, so that Ctrl-C while a block is entered is handled at once.
+_NAMES = "TERM", "ALRM", "HUP", "QUIT", "USR1", "USR2", "VTALRM", "PROF", "XCPU", "BREAK", "INT"
 _SIGNALS = tuple(int(getattr(signal, f"SIG{name}")) for name in _NAMES if hasattr(signal, f"SIG{name}"))
 """The signals that programs handle: Ctrl-C, requests to end, timers, limits, and those without a fixed meaning."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -50,8 +50,23 @@ request this form, because it is not a string.
 """
 
 
+class PreparedRecord(NamedTuple):
+    """What a step changes in the `EnvTable`."""
+
+    rows: Index  #: Rows of the stepped envs.
+    terminated: Array
+    truncated: Array
+    counted: tuple[bytes, Index | None, Sequence[int]]  #: Arguments of `EpisodeStats.add_step`.
+    begun: list[int]  #: Ids of the envs that were reset or restarted, and start an episode.
+    resets: Sequence[int]  #: See `Outcome.resets`.
+
+
 class Assembler:
-    """Builds the results of steps, and records the steps in the `EnvTable`."""
+    """Builds the results of steps, and records the steps in the `EnvTable`.
+
+    These are two methods: an interrupt may come while a result is built, which is then built again from the same
+    outcome, but not while its step is recorded.
+    """
 
     def __init__(self, done_policy: DonePolicy, table: EnvTable, copy: bool) -> None:
         self._done_policy = done_policy
@@ -80,9 +95,9 @@ class Assembler:
         return self.infos(batch, rows, count) if gathered is None else GatheredInfos(gathered)
 
     def assemble(self, batch: Batch, outcome: Outcome, align: Form) -> StepResult | StepBatch:
-        """Record a step in which no env failed, and return the step's result in the form ``align``."""
+        """Return the result of a step in which no env failed, in the form ``align``."""
         stepped, extras = outcome.stepped, outcome.extras
-        rows, (terminated, truncated, dones), infos = self.record(batch, outcome, gathers=align is GatheredInfos)
+        rows, (terminated, truncated, dones), infos = self._described(batch, outcome, gathers=align is GatheredInfos)
         rewards: Array = batch.rewards[rows].copy()
         others = {env_id: extra.reward[0] for env_id, extra in extras.items() if extra.reward is not None}
         if others:
@@ -104,25 +119,48 @@ class Assembler:
         states, rewards = object_array(states), object_array(completed)
         return StepResult(states, rewards, dones, infos, env_ids=env_ids, **flags)
 
-    def record(self, batch: Batch, outcome: Outcome, *, gathers: bool = False) -> tuple[Index, Flags, Any]:
-        """Record a step in the `EnvTable`; return the rows of the stepped envs, and the flags and infos of the result.
+    def prepare_record(self, batch: Batch, outcome: Outcome) -> PreparedRecord:
+        """Return what `record` needs to record a step whose result has been built."""
+        table, stepped = self._table, outcome.stepped
+        rows, reborn = batch.rows(stepped), self._reborn(stepped)
+        table.stats.make_room()
+        return PreparedRecord(
+            rows,
+            batch.terminated[rows],
+            batch.truncated[rows],
+            (batch.outcome(), None if stepped is table.env_ids else rows, [*reborn, *outcome.resets]),
+            [*reborn, *outcome.restarted],
+            outcome.resets,
+        )
+
+    def record(self, prepared: PreparedRecord) -> None:
+        """Record a step in the `EnvTable`. An interrupt meanwhile would lose the result, so this method is short."""
+        rows, terminated, truncated, counted, begun, resets = prepared
+        table = self._table
+        table.record_step(rows, terminated, truncated)
+        table.stats.add_step(*counted)
+        if begun:
+            table.stats.begin_episodes(begun)
+        if resets:
+            table.record_first_states(resets)
+
+    def _reborn(self, stepped: Sequence[int]) -> Sequence[int]:
+        """Return the envs that a step has reset instead, because their episode had ended before it."""
+        return self._table.ended(stepped) if self._done_policy.resets_next and has_true(self._table.done) else ()
+
+    def _described(self, batch: Batch, outcome: Outcome, *, gathers: bool) -> tuple[Index, Flags, Any]:
+        """Return the rows of the stepped envs, and the flags and infos of the result.
 
         With ``gathers``, the infos are `GatheredInfos` if possible.
         """
         table, stepped = self._table, outcome.stepped
         rows = batch.rows(stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
-        reborn: Sequence[int] = ()  # envs that were reset instead of stepped, because their episode had ended
-        if self._done_policy.resets_next and has_true(table.done):
-            reborn = table.ended(stepped)
+        reborn = self._reborn(stepped)
         if outcome.extras and (has_true(terminated) or has_true(truncated)):
             table.record_exhausted(outcome.exhausted)
-        flags = table.record_step(outcome.env_ids, rows, terminated, truncated)
-        table.stats.add_step(
-            batch.outcome(), None if stepped is table.env_ids else rows, resets=[*reborn, *outcome.resets]
-        )
-        if reborn or outcome.restarted:
-            table.stats.begin_episodes([*reborn, *outcome.restarted])
+        flags = table.flags_of_step(outcome.env_ids, rows, terminated, truncated)
+        if reborn and outcome.restarted:
             reborn = [env_id for env_id in reborn if env_id not in outcome.restarted]  # these have their reset's info
         is_plain = len(stepped) == len(outcome.env_ids) and not (outcome.extras or outcome.resets)
         infos: Any
@@ -159,7 +197,6 @@ class Assembler:
                 if env_id in outcome.resets:
                     infos[position]["reset"] = True
                     self._table.reset_infos[env_id] = deep_copy(extras.get(env_id, NOTHING).info or {})
-            self._table.record_first_states(outcome.resets)
         if self._done_policy.autoreset:
             self.describe_ends(batch, outcome, dones, infos)
         return infos

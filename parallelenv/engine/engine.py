@@ -400,8 +400,8 @@ class Engine:
 
         The order of the work ensures that an interrupt loses nothing. First, the rewards and flags of reset envs are
         cleared, rewards are checked, failed envs are restarted (the recovery remembers which), and the result is
-        assembled. Only then are tickets removed and failures raised. If an interrupt comes before that, the next call
-        collects the step again.
+        assembled. Only then is the step recorded, and its tickets are removed at the same time. If an interrupt comes
+        before that, the next call collects the step again.
         """
         if outcome.resets:
             # The result of a reset has reward 0 and no flags set. Exhausted envs are absent from the result.
@@ -422,22 +422,32 @@ class Engine:
             outcome = self._restart_failed(outcome, self.recovery)
         failures = outcome.failures
         good = outcome.without_failures() if failures else outcome
+        made = [good]
+        if unpaid := [env_id for env_id in wrong if env_id in failures]:
+            made.append(Outcome(unpaid, unpaid, outcome.extras, {}, outcome.restarted))
         try:
-            result = self.assembler.assemble(self.pool.batch, good, align)
-            unpaid = [env_id for env_id in wrong if env_id in failures]
-            if unpaid:
-                self.assembler.record(self.pool.batch, Outcome(unpaid, unpaid, outcome.extras, {}, outcome.restarted))
+            result, *_ = [self.assembler.assemble(self.pool.batch, one, align) for one in made]
         except Exception as error:  # raised, for example, by a user's own space
             if signal_behind(error) is None:
-                self.table.release(outcome.env_ids)
+                self._record(made, outcome)
             raise
-        self.table.release(outcome.env_ids)
-        if outcome.restarted and self.recovery is not None:
-            self.recovery.forget(outcome.restarted)
+        self._record(made, outcome)
         if failures:
-            self.table.require_reset(env_id for env_id, failure in failures.items() if failure.operation != "step")
             raise_failures([failures[env_id] for env_id in sorted(failures)], partial=result)
         return result
+
+    def _record(self, made: Sequence[Outcome], outcome: Outcome) -> None:
+        """Record the parts of an outcome in which steps were made, and remove the outcome's tickets from the table."""
+        prepared = [self.assembler.prepare_record(self.pool.batch, one) for one in made]
+        with self.pool.shield:
+            for one in prepared:
+                self.assembler.record(one)
+            self.table.release(outcome.env_ids)
+            if outcome.restarted and self.recovery is not None:
+                self.recovery.forget(outcome.restarted)
+            if outcome.failures:
+                failed = outcome.failures.items()
+                self.table.require_reset(env_id for env_id, failure in failed if failure.operation != "step")
 
     def _restart_failed(self, outcome: Outcome, recovery: Recovery) -> Outcome:
         """Restart the envs that failed in a step, and return a new outcome, in which their episodes are truncated.
@@ -696,7 +706,7 @@ class Engine:
     def in_flight(self) -> list[int]:
         """Ids of envs with a step or reset whose result has not been returned yet; none after `close`."""
         planned = self.pool.planned
-        found = {*self.table.tickets, *(() if planned is None else planned.env_ids)}
+        found = {*self.table.tickets, *(() if planned is None or planned.is_recorded else planned.env_ids)}
         return [] if self.guard.is_closed else sorted(found)
 
     @property

@@ -440,25 +440,29 @@ class EnvTable:
         self.require_reset(env_ids)
         self.share_stats(self.stats)
 
-    def record_step(
+    def flags_of_step(
         self, env_ids: Sequence[int], stepped: Index, terminated: Array, truncated: Array
     ) -> tuple[Array, Array, Array]:
-        """Record the states and the flags that a step returned for the envs in the rows ``stepped``.
+        """Return the flags that the result of a step has, given those of the envs in the rows ``stepped``.
 
         Returns:
             Three arrays with an entry for each of ``env_ids``: terminated, truncated, and whether either is set.
         """
-        self._is_unknown[stepped] = False
-        ended = terminated | truncated
-        self._done_policy.mark_done(self.done, stepped, ended)
-        if not (self._done_policy.skips_done or self.exhausted):  # no env is absent, and the flags need not be kept
-            return terminated, truncated, ended
-        self.terminated[stepped], self.truncated[stepped] = terminated, truncated
-        shown = list(env_ids)
-        terminated, truncated = self.terminated[shown], self.truncated[shown]
-        # Envs that are done and did not terminate were truncated, by the env or by the done policy.
-        self.truncated |= self.done & ~self.terminated
+        if self._done_policy.skips_done or self.exhausted:  # otherwise, no env is absent
+            shown = list(env_ids)
+            all_terminated, all_truncated = self.terminated.copy(), self.truncated.copy()
+            all_terminated[stepped], all_truncated[stepped] = terminated, truncated
+            terminated, truncated = all_terminated[shown], all_truncated[shown]
         return terminated, truncated, terminated | truncated
+
+    def record_step(self, stepped: Index, terminated: Array, truncated: Array) -> None:
+        """Record the states and the flags that a step returned for the envs in the rows ``stepped``."""
+        self._is_unknown[stepped] = False
+        self._done_policy.mark_done(self.done, stepped, terminated | truncated)
+        if self._done_policy.skips_done or self.exhausted:  # otherwise, the flags need not be kept
+            self.terminated[stepped], self.truncated[stepped] = terminated, truncated
+            # Envs that are done and did not terminate were truncated, by the env or by the done policy.
+            self.truncated |= self.done & ~self.terminated
 
     def record_chunk(self, chunk: RolloutChunk) -> None:
         """Record the last step that each env made in a chunk of a rollout."""

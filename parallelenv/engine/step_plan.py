@@ -8,8 +8,8 @@ or a replaced worker. A plan adds no rules of its own: if anything unusual happe
 Three objects prepare a planned step, one at each level: the `StepPlan` knows the form of the result; the backend's
 `RepeatedStep` knows how to reach all workers; and the `RunningCommand` of each worker's host knows the envs' rows.
 
-A planned step needs no protection against interrupts: one assignment to `Pool.planned` marks the step as in flight, a
-second one marks its result as complete, and everything in between can be repeated.
+A planned step needs no protection against interrupts: one assignment to `Pool.planned` marks the step as in flight, its
+entry in the log of `EpisodeStats` marks it as recorded, and everything in between can be repeated.
 """
 
 from __future__ import annotations
@@ -139,9 +139,12 @@ class StepPlan:
 
     def _assembled(self) -> StepResult | StepBatch:
         result = self._assembler.assemble(self._batch, self._outcome, self.align)
-        self._pool.planned = None
-        if self._done_policy.skips_done and has_true(self._table.done):
-            self._table.version += 1  # the next step skips the done envs
+        prepared = self._assembler.prepare_record(self._batch, self._outcome)
+        with self._pool.shield:
+            self._assembler.record(prepared)
+            self._pool.planned = None
+            if self._done_policy.skips_done and has_true(self._table.done):
+                self._table.version += 1  # the next step skips the done envs
         return result
 
     def _result(self) -> StepResult | StepBatch:
@@ -154,7 +157,7 @@ class StepPlan:
             rewards, flags, env_ids = batch.rewards[rows], batch.flags[rows], batch.env_ids[rows]
         count = len(rewards)
         has_end = has_true(flags)
-        if has_end and done_policy.skips_done:
+        if has_end and (done_policy.skips_done or done_policy.resets_next):  # the next step depends on the flags
             return self._assembled()
         states: State = self._states
         states = gather_states(batch, self.stepped, rows, {}, self._copies) if states is None else states.copy()
@@ -168,6 +171,12 @@ class StepPlan:
         else:
             dones = np.zeros(count, bool)
         result = StepResult.of(states, rewards, dones, infos, flags, env_ids)
-        table.stats.add_step(batch.outcome(), None if self._is_whole else rows)
-        self._pool.planned = None  # last: an interrupt before this line loses nothing
+        # Last: an interrupt before the step is in the log loses nothing, and the step is not recorded again after it.
+        table.stats.add_step(batch.outcome(), None if self._is_whole else rows, (), self._number)
+        self._pool.planned = None
         return result
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the latest step has been recorded; if so, it is no longer in flight."""
+        return self._table.stats.has_added(self._number)

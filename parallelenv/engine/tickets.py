@@ -26,7 +26,7 @@ class Ticket:
         values: Results, by env id; envs with an empty result are left out.
         is_awaited: Whether the call that sent the ticket also waits for it. If another call finds it in flight, that
             call was interrupted.
-        table: The table that is told of each reply, because results are received separately; otherwise ``None``.
+        table: The table that records each reply, because results are received separately; otherwise ``None``.
         left_out: Those of ``env_ids`` that are not in ``sent_to``.
     """
 

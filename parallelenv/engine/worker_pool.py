@@ -446,7 +446,9 @@ class Pool:
 
     def enter_planned(self) -> None:
         """If a planned step is still in flight because its call was interrupted, give the step a ticket."""
-        if self.planned is not None:
+        if self.planned is not None and self.planned.is_recorded:  # the interrupt came while its result was returned
+            self.planned = None
+        elif self.planned is not None:
             self.planned.enter()
 
     def _split(self, env_ids: Sequence[int]) -> Iterable[Shard]:
@@ -783,6 +785,7 @@ class Pool:
             with DeferSignals():  # not `self.shield`: another thread may be using the pool
                 self._workers = []
                 vars(self).pop("batch", None)  # free the memory now, not with this object
+                self.planned = None  # likewise: a plan refers to the batch
                 for worker in workers:
                     worker.spec = replace(worker.spec, shared={})  # likewise
             printed = [*self._printed, *self.backend.close(channels, timeout)]
