@@ -120,7 +120,7 @@ class Limited(gym.Env[Any, Any]):
 
 @pytest.mark.usefixtures("time_limit")
 @pytest.mark.parametrize("call", ["reset", "step", "work"])
-def test_time_limit_within_an_env_of_the_caller_is_no_failure_of_the_env(call: str) -> None:
+def test_time_limit_within_an_env_of_the_caller_is_not_a_failure_of_the_env(call: str) -> None:
     with ParallelEnv([Limited] * 3, ORACLE, "continue") as env:
         env.reset()
         env.set_env_attr("slow", call, 1)

@@ -337,9 +337,7 @@ class EpisodeStats:
         found = [every[rows] for rows in chosen]
         begun = np.stack((np.repeat(steps, list(map(len, found))), np.concatenate(found)), 1) if found else _NONE_BEGUN
         valid = None
-        if any(
-            rows is not None for rows, *_ in log
-        ):  # first: another thread may add to an entry
+        if any(rows is not None for rows, *_ in log):  # first: another thread may add to an entry
             valid = np.zeros((len(log), n), bool)
             for counts, (rows, *_) in zip(valid, log, strict=True):
                 counts[slice(None) if rows is None else rows] = True
