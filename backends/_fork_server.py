@@ -29,7 +29,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelenv.backends._pipe_host import serve
-from parallelenv.worker.worker_log import WorkerLog, redirect_descriptors, redirect_streams
+from parallelenv.worker.worker_log import (
+    WorkerLog,
+    open_standard_descriptors,
+    redirect_descriptors,
+    redirect_streams,
+)
 from parallelenv.worker.worker_loop import end_with_caller, forget_launcher
 
 _SEED_SIZE = 1 << 64
@@ -61,6 +66,7 @@ def serve_forks(requests: Connection) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; it is meant for the caller
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
+    open_standard_descriptors([])
     caller: Any = multiprocessing.parent_process()
     server = _Server(requests, caller.sentinel)
     _PRISTINE[:] = _PRISTINE or _generator_state()

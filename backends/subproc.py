@@ -11,9 +11,10 @@ import contextlib
 import dataclasses
 import functools
 import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -34,7 +35,7 @@ from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Backend, Channel, Command, Printed, RepeatedStep, WorkerSpec
 from parallelenv.contract.tracebacks import warn_user
 from parallelenv.errors import ArgumentError, WorkerStartError
-from parallelenv.worker.worker_log import WorkerLog
+from parallelenv.worker.worker_log import WorkerLog, open_standard_descriptors
 
 
 class SubprocBackend(Backend):
@@ -108,7 +109,8 @@ class SubprocBackend(Backend):
         try:
             if packed and self._eventfd:
                 self._group.use_bell(len(packed))
-            started = self._start_processes(packed)
+            with _standard_descriptors():
+                started = self._start_processes(packed)
             for worker, sent in started:
                 with contextlib.suppress(OSError):  # if the worker has died, its first command reports the death
                     worker.notify(sent)
@@ -226,6 +228,19 @@ class SubprocBackend(Backend):
             if isinstance(channel, CallerChannel):
                 channel.kill()
         return self._group.close(timeout)
+
+
+@contextlib.contextmanager
+def _standard_descriptors() -> Iterator[None]:
+    """Keep the descriptors 0, 1 and 2 open in the ``with`` block, see `open_standard_descriptors`."""
+    opened: list[int] = []
+    try:
+        with contextlib.suppress(OSError):  # no descriptor is free, so pipes cannot be opened either
+            open_standard_descriptors(opened)
+        yield
+    finally:
+        for fileno in opened:
+            os.close(fileno)
 
 
 def _start_process(context: Any, connection: Connection, log: WorkerLog) -> WorkerProcess:

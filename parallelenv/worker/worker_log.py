@@ -139,6 +139,16 @@ class EnvStream(io.TextIOWrapper):
         return len(text)
 
 
+def open_standard_descriptors(opened: list[int]) -> None:
+    """Open those of the descriptors 0, 1 and 2 that are closed, as in some daemons, and add them to ``opened``.
+
+    Otherwise a pipe would get such a number, and `redirect_descriptors` would replace the pipe by the log.
+    """
+    while (fileno := os.open(os.devnull, os.O_RDWR)) <= 2:  # the system gives the lowest free number
+        opened.append(fileno)
+    os.close(fileno)
+
+
 def redirect_descriptors(log: WorkerLog) -> None:
     """Redirect all output of this process and its children to a log."""
     for fileno in (1, 2):

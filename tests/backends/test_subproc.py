@@ -117,6 +117,34 @@ def test_no_process_outlives_a_killed_caller_whose_forked_child_lives(method: st
             os.kill(int(child), signal.SIGKILL)
 
 
+CLOSED = """
+import os, sys
+from functools import partial
+from pathlib import Path
+for fileno in range(3):
+    os.close(fileno)
+from parallelenv import ParallelEnv
+from parallelenv.testing.envs import Counter
+
+try:
+    env = ParallelEnv([partial(Counter, 0), partial(Counter, 1)], "subproc", num_cpus=2, start_method=sys.argv[1])
+    env.reset(seed=0)
+    text = str(env.step([0, 0]).rewards.shape)
+    env.restart()
+    env.close()
+except Exception as error:
+    text = repr(error)
+Path(sys.argv[2]).write_text(text)
+"""
+
+
+@with_each_start_method
+def test_caller_may_have_closed_its_standard_descriptors(method: str, tmp_path: Path) -> None:
+    with start(CLOSED, method, str(tmp_path / "result")) as process:
+        process.communicate(timeout=60)
+    assert (tmp_path / "result").read_text() == "(2,)"
+
+
 class Witness(Counter):
     def call(self, function: Callable[[], Any]) -> Any:
         return function()
