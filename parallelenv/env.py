@@ -409,7 +409,8 @@ class ParallelEnv:
     def seed(self, seed: int | Sequence[int | None]) -> list[int | None]:
         """Set the seeds that the next reset of each env uses, and return the seeds in env id order.
 
-        With an int ``s``, env i gets ``s + i``. A list has one seed per env.
+        With an int ``s``, env i gets ``s + i``. A list has one seed per env. Resets within a step get no seed, and
+        leave these seeds for the next call of `reset`, `send_reset`, `run_episodes`, `play` or `record`.
 
         Raises:
             ArgumentError: If ``seed`` is neither an int nor such a list, or if it has separate seeds for the envs of a

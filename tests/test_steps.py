@@ -172,6 +172,16 @@ def test_each_env_has_its_own_seed_and_seeds_set_beforehand_are_used_once(make_e
     assert rest[4, 2] != first[0, 2]
 
 
+def test_seeds_set_beforehand_are_not_used_by_resets_within_a_step(make_env: MakeEnv) -> None:
+    env = make_env(["CartPole-v1"] * 2, asynchronous="restart")
+    expected = env.reset(seed=7)
+    env.seed(7)
+    while not env.all_done():
+        restarted = env.step([1, 1]).states
+    assert (restarted != expected).any(axis=1).all()
+    assert_same(expected, env.reset())
+
+
 def test_reset_options_are_passed_to_the_envs(make_env: MakeEnv) -> None:
     env = counters(make_env)
     env.reset(options={"level": 3})
