@@ -15,7 +15,7 @@ from typing import Any
 
 from parallelenv.backends._fork_server import CHANGED, FileState, ImportResult, have_changed, serve_forks
 from parallelenv.backends._process import ForkedProcess, WorkerProcess, new_process, open_pipe, start_settings, starting
-from parallelenv.contract.interrupts import DeferSignals
+from parallelenv.contract.interrupts import DeferSignals, without_sigpipe
 from parallelenv.contract.packed_worker_spec import environment_variables
 from parallelenv.worker.worker_log import WorkerLog
 
@@ -131,9 +131,10 @@ class ForkServer:
         try:
             self._await(lambda timeout: self._lock.acquire(timeout=timeout))  # it may import for another thread
             try:
-                self._requests.send((name, arguments, len(filenos)))
-                for fileno in filenos:
-                    reduction.send_handle(self._requests, fileno, self.pid)
+                with without_sigpipe():
+                    self._requests.send((name, arguments, len(filenos)))
+                    for fileno in filenos:
+                        reduction.send_handle(self._requests, fileno, self.pid)
                 self._await(self._requests.poll)
                 answer = self._requests.recv()
             except BaseException as error:

@@ -14,6 +14,7 @@ awake. If they slept between rounds, a round took 110 us with a pipe, an eventfd
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import select
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from parallelenv.backends._shared_memory import BatchAccess, SharedMemory
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.codec import HEADER, Message, encode_reply, split_body
-from parallelenv.contract.interrupts import DeferSignals
+from parallelenv.contract.interrupts import DeferSignals, is_sigpipe_ignored, without_sigpipe
 from parallelenv.contract.message_channel import MessageChannel
 from parallelenv.contract.protocol import Death, Printed, Reply
 from parallelenv.worker.worker_log import WorkerLog
@@ -190,7 +191,7 @@ class CallerWire:
                         os.close(fileno)
                     continue
                 try:
-                    self.outbox[0] = first = first[os.write(self.fileno, first) :]
+                    self.outbox[0] = first = first[self._os_write(first) :]
                 except BlockingIOError:
                     return
                 if not first:
@@ -210,18 +211,23 @@ class CallerWire:
         written = 0
         if not self.outbox:
             try:
-                written = os.write(self.fileno, data)
+                written = self._os_write(data)
                 while written < len(data) and self._to_write.poll(_PATIENCE):
-                    written += os.write(self.fileno, memoryview(data)[written:])
+                    written += self._os_write(memoryview(data)[written:])
             except BlockingIOError:  # the pipe is full
                 pass
         if written < len(data):
             self.outbox.append(memoryview(bytes(memoryview(data)[written:])))  # the user may change an array meanwhile
 
+    def _os_write(self, data: bytes | memoryview) -> int:
+        if is_sigpipe_ignored():
+            return os.write(self.fileno, data)
+        with without_sigpipe():
+            return os.write(self.fileno, data)
+
     def _pass_on(self, filenos: Sequence[int]) -> bool:
         """Send descriptors and return whether the pipe had room for them."""
-        with socket.fromfd(self.fileno, socket.AF_UNIX, socket.SOCK_STREAM) as pipe:
-            pipe.setblocking(False)  # the program may have set a default timeout for sockets
+        with without_sigpipe(), _as_socket(self.fileno, blocking=False) as pipe:
             try:
                 socket.send_fds(pipe, [b"D"], filenos)
             except BlockingIOError:
@@ -269,9 +275,22 @@ class CallerWire:
         return buffer
 
 
+@contextlib.contextmanager
+def _as_socket(fileno: int, *, blocking: bool) -> Iterator[socket.socket]:
+    """Yield a socket object for the descriptor of a pipe, which stays open and belongs to its owner as before."""
+    if fileno < 0:
+        raise OSError(errno.EBADF, "the pipe is closed")
+    pipe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno)
+    try:
+        pipe.setblocking(blocking)  # the program may have set a default timeout for sockets
+        yield pipe
+    finally:
+        pipe.detach()
+
+
 def receive_descriptors(connection: Connection, count: int) -> list[int]:
     """Return the descriptors that a `CallerWire` has sent in one call of `CallerWire.send_descriptors`."""
-    with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as pipe:
+    with _as_socket(connection.fileno(), blocking=True) as pipe:
         _, filenos, _, _ = socket.recv_fds(pipe, 1, count)
     if len(filenos) < count:
         raise EOFError("the other end of the pipe is closed")

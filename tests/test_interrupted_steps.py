@@ -95,7 +95,7 @@ def test_interrupted_step_is_delivered_once_and_in_order(
             assert env.step(actions, env_ids).states[:, 0].tolist() == [count + made[0] + 1] * len(actions), outcome
     assert num_received > 15 // moments.stride
     # Without a plan, a step is recorded and its ticket removed in one section, which takes 5 us.
-    assert len(lost) <= (15 if way == "planned" else 50), lost
+    assert len(set(lost)) <= (15 if way == "planned" else 50), lost  # some lines come twice
 
 
 class Telling(Counting):

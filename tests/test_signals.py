@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +20,7 @@ from conftest import MakeEnv
 from gymnasium.spaces import Box, Discrete
 from interrupting import Counting
 from modes import LOCAL, ORACLE, PROCESSES, in_modes
+from scripts import run
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.interrupts import DeferSignals, Ignore, signal_behind
@@ -276,3 +279,51 @@ def test_exception_is_recognized_whatever_the_handler_is(handler: Any, handle: C
         raise TimeIsUp
     assert signal_behind(TimeIsUp()) is None
     assert signal_behind(KeyboardInterrupt()) == signal.SIGINT
+
+
+DEAD = """
+import os, signal, sys
+import psutil
+from parallelenv import ParallelEnv
+from parallelenv.backends._fork_server_client import SERVERS
+from parallelenv.errors import WorkerDiedError
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+with ParallelEnv(["CartPole-v1"] * 2, "subproc", num_cpus=2, start_method=sys.argv[1]) as env:
+    env.reset(seed=0)
+    worker = psutil.Process(env.engine.pool.processes[0].pid)
+    worker.kill()
+    psutil.wait_procs([worker], timeout=10)
+    for call in (lambda: env.set_env_attr("x", 1), lambda: env.step([0, 0])):
+        try:
+            call()
+        except WorkerDiedError as error:
+            print(error.env_ids)
+    if SERVERS.root is not None:
+        os.kill(SERVERS.root.pid, signal.SIGKILL)
+    print(env.restart(0), len(env.reset()))
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_dead_process_does_not_end_a_program_with_the_default_handler_of_sigpipe(method: str) -> None:
+    printed, errors, status = run(DEAD, method)
+    assert (printed.split("\n")[:3], status) == (["(0,)", "(0,)", "(0,) 2"], 0), errors
+
+
+def test_process_forked_by_another_thread_during_a_block_has_the_programs_handlers() -> None:
+    reading, writing = os.pipe()
+
+    def fork() -> None:
+        pid = os.fork()
+        if not pid:
+            os.write(writing, str(signal.getsignal(signal.SIGINT) is signal.default_int_handler).encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    thread = threading.Thread(target=fork)
+    with DeferSignals(), DeferSignals():
+        thread.start()
+        thread.join()
+    assert os.read(reading, 100) == b"True"
+    os.close(reading)
+    os.close(writing)
