@@ -291,9 +291,11 @@ def _as_socket(fileno: int, *, blocking: bool) -> Iterator[socket.socket]:
 def receive_descriptors(connection: Connection, count: int) -> list[int]:
     """Return the descriptors that a `CallerWire` has sent in one call of `CallerWire.send_descriptors`."""
     with _as_socket(connection.fileno(), blocking=True) as pipe:
-        _, filenos, _, _ = socket.recv_fds(pipe, 1, count)
-    if len(filenos) < count:
+        data, filenos, _, _ = socket.recv_fds(pipe, 1, count)
+    if not data:
         raise EOFError("the other end of the pipe is closed")
+    if len(filenos) < count:  # the system drops those for which there is no room
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return filenos
 
 

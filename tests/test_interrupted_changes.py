@@ -12,7 +12,6 @@ from modes import ORACLE, PROCESSES
 
 from parallelenv import ParallelEnv
 from parallelenv.adapters.gymnasium import GymnasiumVectorEnv  # so that no line of its import is interrupted
-from parallelenv.backends import _process
 from parallelenv.backends._bell import HAS_BELL
 
 NUM_ENVS = 4
@@ -28,11 +27,6 @@ with_each_way = pytest.mark.parametrize(
     ],
     ids=[ORACLE, PROCESSES, "caller_steps"],
 )
-
-
-@pytest.fixture(autouse=True)
-def _no_balancer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_process, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
 
 
 def check_steps(env: ParallelEnv, outcome: Any, name: str | None) -> None:

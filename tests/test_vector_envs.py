@@ -271,7 +271,6 @@ def synced_zoo(kind: Any, autoreset: str, numbers: Any) -> SyncVectorEnv:
     return SyncVectorEnv([partial(kind, one, length=LENGTHS[one]) for one in numbers], autoreset_mode=autoreset)
 
 
-@pytest.mark.parametrize("copies", [True, False])
 class Final(zoo.Counter):
     """Its infos have the keys with which a vector env describes the ends of episodes."""
 
@@ -290,6 +289,7 @@ def test_keys_of_same_step_are_infos_like_others_in_other_autoreset_modes(autore
     assert result.dones.tolist() == [False, True]
 
 
+@pytest.mark.parametrize("copies", [True, False])
 @pytest.mark.parametrize(("policy", "autoreset"), [("restart", SAME), ("restart", NEXT), (None, DISABLED)])
 @pytest.mark.parametrize("kind", [zoo.Sheet, zoo.Words, zoo.Chain, zoo.Net])  # `Sheet` also has Dict actions
 @here_and_in_processes

@@ -235,18 +235,6 @@ def test_worker_that_lacks_descriptors_for_a_new_batch_says_so() -> None:
             adapter.reset()
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_start_in_a_deleted_folder_is_refused_with_the_reason(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "deleted"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    folder.rmdir()
-    with pytest.raises(WorkerStartError, match="The current folder may have been deleted"):
-        ParallelEnv([Counter], "subproc", start_method=method)
-
-
 def test_lack_of_shared_memory_names_the_limit_on_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(fileno: int, *sizes: int) -> None:
         raise OSError(errno.EFBIG, "File too large")
