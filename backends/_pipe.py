@@ -279,7 +279,7 @@ class CallerWire:
 def _as_socket(fileno: int, *, blocking: bool) -> Iterator[socket.socket]:
     """Yield a socket object for the descriptor of a pipe, which stays open and belongs to its owner as before."""
     if fileno < 0:
-        raise OSError(errno.EBADF, "the pipe is closed")
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     pipe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno)
     try:
         pipe.setblocking(blocking)  # the program may have set a default timeout for sockets
