@@ -54,13 +54,11 @@ class DeferSignals:
             self._previous = []
             return
         self._noted = {}  # may not be empty if an earlier exit was interrupted; those signals were handled
-        self._previous = previous = []
+        # `_get_handler` takes 0.03 us.
+        self._previous = [(number, found) for number in _SIGNALS if callable(found := _get_handler(number))]
         try:
-            for number in _SIGNALS:
-                handler = _get_handler(number)  # takes 0.03 us
-                if callable(handler):
-                    previous.append((number, handler))
-                    _set_handler(number, self._handler)
+            for number, _ in self._previous:
+                _set_handler(number, self._handler)
         except BaseException:  # raised by a handler that was not replaced yet
             self.__exit__()
             raise
