@@ -363,7 +363,10 @@ class Host:
     def _operate(self, running: RunningCommand, walk: Iterator[Any]) -> None:
         name, common = running.command.operation, running.command.common
         operation = getattr(self, name)
+        may_change_states = name in ("get", "set", "call") and self.writer.has_loose
         for running.num_started, env_id, argument in walk:
+            if may_change_states:
+                self.writer.own_loose(env_id - self.writer.first)
             if self._generators is not None and name == "build":
                 seed = self._spec.seed
                 generators = EnvGenerators(None if seed is None else seed + env_id)
