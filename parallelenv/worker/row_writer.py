@@ -26,6 +26,7 @@ class RowWriter:
         batch: The batch.
         first: Env id of row 0.
         keeps_types: See `Layout`.
+        space: The observation space of all envs; ``None`` if they declare none or different ones.
         flat_states: All states, one after another, as a memoryview if each state is a vector; otherwise ``None``. An
             assignment to a slice of the memoryview checks shape and dtype and takes 70 ns; numpy takes 180 ns.
         cells: By row, the slice of ``flat_states`` that holds the row's state.
@@ -53,6 +54,7 @@ class RowWriter:
         self._owned: dict[int, list[Any]] = {}  # those items of `loose` that are copies
         self.has_loose = None in layout.state_fields
         self._structure, self._single, self._broadcasts = layout.states, single, layout.broadcasts
+        self.space = layout.states.space
         self._terminated, self._truncated = _view(batch.terminated), _view(batch.truncated)
         self._flag_bytes = _view(batch.flags.reshape(-1).view(np.uint8))
         # The marks of an earlier host may be for infos that the caller has not received yet. Each mark therefore stays
