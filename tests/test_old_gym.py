@@ -142,6 +142,21 @@ def test_reset_options_that_the_env_does_not_accept_and_results_of_wrong_length_
         make_env([Three]).reset()
 
 
+@here_and_in_processes
+def test_info_that_is_none_counts_as_empty(make_env: MakeEnv) -> None:
+    class NoInfo(Counter):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return super().reset(seed=seed)[0], None
+
+        def step(self, action: Any) -> Any:
+            return *super().step(action)[:4], None
+
+    env = make_env([partial(NoInfo, 0, 2), Counter], asynchronous="restart", num_cpus=1)
+    env.reset()
+    assert env.reset_infos[0] == {}
+    assert [env.step([0, 0]).infos[0] for _ in range(2)][1]["reset_info"] == {}
+
+
 def test_old_gym_env_can_be_rendered(make_env: MakeEnv, tmp_path: Any) -> None:
     with pytest.warns(OldApiWarning):
         env = make_env([partial(OfOld, number) for number in (5, 7)])

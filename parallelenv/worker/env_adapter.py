@@ -70,18 +70,24 @@ class Resettable:
             raise EnvContractError(
                 f"reset() of {type(self.env).__name__} takes no options, but options={show(options)} were given."
             )
-        result = self.env.reset(**arguments)
+        return self._state_and_info(self.env.reset(**arguments), space)
+
+    def _state_and_info(self, result: Any, space: Space | None) -> tuple[State, Info]:
         space = look_up(self.env, "observation_space", None) if space is None else space
         has_info = _is_pair(result) and not _is_state(result, space)
         self._has_given_info = has_info and not _is_pair(result[0])
-        if not (has_info or self._is_old):
+        if has_info:
+            return result  # type: ignore[no-any-return]
+        if not self._is_old:
             if isinstance(result, tuple) and not isinstance(space, Tuple):
+                if len(result) == 2 and result[1] is None:
+                    return result[0], {}
                 raise EnvContractError(
                     f"reset() of {type(self.env).__name__} returned a tuple of {len(result)}; a gymnasium.Env returns "
                     "(state, info), where info is a dict."
                 )
             self.oddity = "its reset() returned the state alone, not (state, info)", "The info is taken to be empty"
-        return result if has_info else (result, {})
+        return result, {}
 
     def five(self, result: Any) -> EnvStep:
         """Return a result of `step` as five items.
