@@ -857,6 +857,8 @@ def test_invalid_policies_are_refused(begin: Begin) -> None:
         (lambda states: (zeros(states), np.zeros(3), {}), ArgumentError, r"extras\) the rnn_state is of shape \(3,\)"),
         (lambda states: (zeros(states), None, {"v": np.zeros(5)}), ArgumentError, r"extras\['v'\] is of shape"),
         (lambda states: (zeros(states), None, {"v": 3.0}), ArgumentError, r"extras\['v'\]"),
+        (lambda states: np.ma.masked_array(zeros(states), True), ActionError, "is a MaskedArray, whose mask would"),
+        (lambda states: (zeros(states), None, {"v": np.ma.zeros(2)}), ArgumentError, r"extras\['v'\] is a MaskedArray"),
         (lambda: 3, TypeError, "positional argument"),
     ]
     for policy, kind, match in cases:
