@@ -40,7 +40,7 @@ from parallelenv.errors import (
     NothingInFlightError,
     UnpicklableError,
 )
-from parallelenv.testing.envs import Pair, Toolbox
+from parallelenv.testing.envs import Pair, Sheet, Toolbox
 
 TOOLBOXES = [partial(Toolbox, number) for number in range(4)]
 
@@ -296,6 +296,8 @@ ACTIONS = [
     ([0.5, 0, 0, 0], "dtype float64"),
     ([None, 0, 0, 0], "dtype object"),
     ([[0], [0, 1], 0, 0], "do not form an array"),
+    (np.ma.masked_array([0] * 4, [True] * 4), "action is a MaskedArray, whose mask would be left out"),
+    ([0, 0, np.ma.masked, 0], "action is a MaskedArray"),
     ({0: 1, 1: 1, 2: 1, 3: 1}, "action is a dict, which is not a batch"),
     ({0, 1, 2, 3}, "action is a set"),
 ]
@@ -339,6 +341,20 @@ def test_invalid_ids_actions_seeds_and_names_are_refused(
         with pytest.raises(error, match=message):
             call(value)
     assert_untouched(env)
+
+
+def test_masked_part_of_an_action_is_refused(make_env: MakeEnv) -> None:
+    env = make_env([partial(Sheet, number) for number in range(2)], num_cpus=2)
+    env.reset()
+    action = env.action_space.sample()  # type: ignore[union-attr]
+    rows = [{key: part[row] for key, part in action.items()} for row in range(2)]
+    rows[1]["force"] = np.ma.masked_array(rows[1]["force"], [True, False])
+    masked = {**action, "force": np.ma.masked_array(action["force"], True)}
+    for call in (partial(env.step, masked), partial(env.step, rows), partial(env.step, rows[1:], id=[1])):
+        with pytest.raises(ActionError, match=r"action\['force'\] is a MaskedArray"):
+            call()
+    assert env.get_env_attr("count") == [0, 0]
+    env.step(action)
 
 
 def test_a_step_before_the_reset_is_refused(make_env: MakeEnv) -> None:

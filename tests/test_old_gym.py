@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import SyncVectorEnv
 from modes import here_and_in_processes
 
@@ -18,7 +19,7 @@ from parallelenv import ParallelEnv, recommend
 from parallelenv.errors import EnvContractError, OldApiWarning
 from parallelenv.notebook.film import refuse_dark_envs
 from parallelenv.results import difference
-from parallelenv.testing.envs import Counter
+from parallelenv.testing.envs import Counter, Old
 from parallelenv.wrappers import RecordVideo
 
 
@@ -141,6 +142,21 @@ def test_reset_options_that_the_env_does_not_accept_and_results_of_wrong_length_
         make_env([Three]).reset()
 
 
+@here_and_in_processes
+def test_info_that_is_none_counts_as_empty(make_env: MakeEnv) -> None:
+    class NoInfo(Counter):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return super().reset(seed=seed)[0], None
+
+        def step(self, action: Any) -> Any:
+            return *super().step(action)[:4], None
+
+    env = make_env([partial(NoInfo, 0, 2), Counter], asynchronous="restart", num_cpus=1)
+    env.reset()
+    assert env.reset_infos[0] == {}
+    assert [env.step([0, 0]).infos[0] for _ in range(2)][1]["reset_info"] == {}
+
+
 def test_old_gym_env_can_be_rendered(make_env: MakeEnv, tmp_path: Any) -> None:
     with pytest.warns(OldApiWarning):
         env = make_env([partial(OfOld, number) for number in (5, 7)])
@@ -154,3 +170,66 @@ def test_old_gym_env_can_be_rendered(make_env: MakeEnv, tmp_path: Any) -> None:
 @pytest.mark.filterwarnings("ignore::parallelenv.errors.OldApiWarning")
 def test_recommend_accepts_old_gym_envs() -> None:
     assert recommend([OfOld] * 2).mode
+
+
+PARTS = Tuple((Box(0, 9, (2,), np.float64), Dict(level=Discrete(9))))
+
+
+class Parted:
+    """The whole old API. Its states are tuples of two whose second item is a dict, as results of modern resets are."""
+
+    def _state(self) -> Any:
+        return np.full(2, float(self.count)), {"level": self.count}
+
+    def reset(self) -> Any:
+        self.count = 0
+        return self._state()
+
+    def step(self, action: int) -> Any:
+        self.count += 1
+        return self._state(), 0.0, self.count == 2, {}
+
+
+class Declared(Parted):
+    observation_space, action_space = PARTS, Discrete(2)
+
+
+class Modern(Declared):
+    """Returns the same states as Gymnasium's API does, with an info that has the keys of a state's second part."""
+
+    def reset(self) -> Any:
+        return super().reset(), {"level": -1}
+
+
+@pytest.mark.parametrize(
+    ("envs", "options"),
+    [
+        ([Declared] * 2, {}),
+        ([Parted] * 2, {"spaces": (PARTS, Discrete(2))}),
+        ([Declared, partial(Counter, 0)], {}),  # there is no common space
+        ([Modern] * 2, {}),
+        ([Modern, partial(Counter, 0)], {}),
+    ],
+)
+def test_space_decides_whether_a_pair_returned_by_reset_is_a_state(make_env: MakeEnv, envs: Any, options: Any) -> None:
+    env = make_env(envs, asynchronous="restart", num_cpus=1, **options)
+    all_states = [env.reset(), *(env.step([0, 0]).states for _ in range(2))]  # the second step begins an episode
+    for states, count in zip(all_states, (0, 1, 0), strict=True):
+        numbers, others = states if isinstance(states, tuple) else states[0]
+        assert np.ravel(numbers)[0] == np.ravel(others["level"])[0] == count
+    given = {"level": -1} if envs[0] is Modern else {}
+    assert env.reset_infos[0] == given
+    env.step([0, 0])
+    info = env.step([0, 0]).infos[0]
+    assert info["reset_info"] == given
+    assert info["ended_state"][1]["level"] == 2
+
+
+def test_state_of_a_step_that_a_reset_would_return_as_state_and_info_is_refused(make_env: MakeEnv) -> None:
+    env = make_env([Parted, Old], asynchronous="continue", num_cpus=1)
+    env.reset()
+    with pytest.raises(
+        EnvContractError, match=r"step\(\) returned the state \(.*Return \(state, \{\}\) from reset\(\)"
+    ):
+        env.step([0, 0])
+    assert env.step([0], id=[1]).states.shape == (1, 2)

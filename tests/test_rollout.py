@@ -733,6 +733,65 @@ def test_uncopyable_info_fails_only_its_env(begin: Begin) -> None:
     assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [0] * 4
 
 
+class Listed:
+    """An env without spaces, whose state is its own list; methods, setters and getters change the list."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def reset(self) -> list[int]:
+        self.steps.clear()
+        return self.steps
+
+    def step(self, action: int) -> Any:
+        self.steps.append(action)
+        return self.steps, 0.0, False, {}
+
+    def change(self) -> None:
+        self.steps.append(-1)
+
+    @property
+    def changing(self) -> None:
+        self.change()
+
+    @changing.setter
+    def changing(self, value: object) -> None:
+        self.change()
+
+
+CHANGES: dict[str, Callable[[ParallelEnv], object]] = {
+    "method": lambda env: env.customized_method("change", id=[0]),
+    "set": lambda env: env.set_env_attr("changing", 1, id=[0]),
+    "get": lambda env: env.get_env_attr("changing", id=[0]),
+}
+
+
+@pytest.mark.parametrize("way", CHANGES)
+@pytest.mark.parametrize("begins", [False, True], ids=["step", "reset"])
+def test_state_that_an_env_changes_later_reaches_the_policy_as_it_was_returned(
+    make_env: MakeEnv, way: str, begins: bool
+) -> None:
+    env = make_env([Listed] * 2, asynchronous="continue", num_cpus=1)
+    states = env.reset()
+    if not begins:
+        states = env.step([5, 6]).states
+    CHANGES[way](env)
+    CHANGES[way](env)
+    assert env.rollout(lambda states: [7] * len(states), 1).states[0].tolist() == states.tolist()
+    # The env's own list does contain the changes.
+    assert env.step([8, 9]).states[0] == [*states[0], -1, -1, 7, 8]
+    seen: list[Any] = []
+
+    def watch(states: Any) -> list[int]:
+        seen.extend(states.tolist())
+        return [7] * len(states)
+
+    states = env.step([1, 2]).states
+    CHANGES[way](env)
+    next(iter(env.stream(watch, num_steps=2)))
+    assert seen[:2] == states.tolist()
+
+
 class LockedState(Count):
     """Has no space; env 2 has a state that cannot be copied after its second step."""
 
@@ -798,6 +857,8 @@ def test_invalid_policies_are_refused(begin: Begin) -> None:
         (lambda states: (zeros(states), np.zeros(3), {}), ArgumentError, r"extras\) the rnn_state is of shape \(3,\)"),
         (lambda states: (zeros(states), None, {"v": np.zeros(5)}), ArgumentError, r"extras\['v'\] is of shape"),
         (lambda states: (zeros(states), None, {"v": 3.0}), ArgumentError, r"extras\['v'\]"),
+        (lambda states: np.ma.masked_array(zeros(states), True), ActionError, "is a MaskedArray, whose mask would"),
+        (lambda states: (zeros(states), None, {"v": np.ma.zeros(2)}), ArgumentError, r"extras\['v'\] is a MaskedArray"),
         (lambda: 3, TypeError, "positional argument"),
     ]
     for policy, kind, match in cases:

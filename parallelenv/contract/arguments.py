@@ -330,6 +330,12 @@ def check_shared(shared: object) -> Mapping[str, Array]:
     return dict(shared)
 
 
+def refuse_masked(what: str, kinds: Iterable[type], error: type[ArgumentError] = ActionError) -> None:
+    """Raise if a value of one of these types is a masked array: its copy in a plain array would lose the mask."""
+    if any(issubclass(kind, np.ma.MaskedArray) for kind in kinds):
+        raise error(f"{what} is a MaskedArray, whose mask would be left out. Give a plain array: array.filled(0).")
+
+
 def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
     """Store arrays with `Backend.share` and return its result."""
     try:
@@ -416,7 +422,8 @@ class ActionReader:
         if is_batch:
             way_out = " Give a batch as action_space.sample() does, or a list with one action per env."
             leaves = self._split(action, "The batched action", way_out)
-            for leaf in leaves:
+            for index, leaf in enumerate(leaves):
+                refuse_masked(f"action{self._structure.describe(index)}", [type(leaf)])
                 self._check_count(leaf, env_ids)
             if chosen is not None:
                 leaves = [as_array(leaf)[list(chosen)] for leaf in leaves]
@@ -464,6 +471,7 @@ class ActionReader:
 
     def _checked(self, index: int, leaf: object, count: int) -> Array:
         field, space, where = self._fields[index], self._structure.leaves[index], self._structure.describe(index)
+        refuse_masked(f"action{where}", set(map(type, leaf if isinstance(leaf, list) else ())))
         try:
             array: Array = as_array(leaf) if count else np.zeros((0, *field.shape), dtype=bool)
         except ValueError as error:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import gymnasium
-from gymnasium.spaces import Tuple
+from gymnasium.spaces import Dict, Tuple
 
 from parallelenv.contract.attributes import ABSENT, defines, look_up
 from parallelenv.contract.env_specs import is_env, layers
 from parallelenv.contract.error_text import near_attribute, show
-from parallelenv.contract.spaces import Action, Env, Info, State
+from parallelenv.contract.spaces import Action, Env, Info, Space, State, Structure
 from parallelenv.errors import AbsentAttributeError, EnvContractError
 
 EnvStep = tuple[State, Any, bool, bool, Info]
@@ -45,12 +45,17 @@ class Resettable:
         # ``seed`` and ``options`` are passed as None only if ``reset`` names them: wrappers pass on whatever they get.
         named = () if self._is_old else sorted({"seed", "options"} & names)
         self._not_given: Info = dict.fromkeys(named)
+        self._has_given_info = False  # whether the latest reset returned (state, info), and the state is no such pair
         if lacking and is_gymnasium:
             seeding = "" if self._takes_seed else ", and a seed goes to seed(), or to np_random"
             self.oddity = f"its reset() takes no {' and no '.join(lacking)}", f"It is reset without{seeding}"
 
-    def reset(self, seed: int | None, options: Info | None) -> tuple[State, Info]:
-        """Reset the env; return the first state and the info, which is empty if the env returns only the state."""
+    def reset(self, seed: int | None, options: Info | None, space: Space | None = None) -> tuple[State, Info]:
+        """Reset the env; return the first state and the info, which is empty if the env returns only the state.
+
+        ``space`` is the observation space of all envs, if they share one. Together with the env's own, it decides
+        whether a tuple of two whose second item is a dict is ``(state, info)`` or only a state.
+        """
         arguments = {**self._not_given}
         if seed is not None:
             if self._takes_seed:
@@ -65,11 +70,18 @@ class Resettable:
             raise EnvContractError(
                 f"reset() of {type(self.env).__name__} takes no options, but options={show(options)} were given."
             )
-        result = self.env.reset(**arguments)
-        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
-            return result
+        return self._state_and_info(self.env.reset(**arguments), space)
+
+    def _state_and_info(self, result: Any, space: Space | None) -> tuple[State, Info]:
+        space = look_up(self.env, "observation_space", None) if space is None else space
+        has_info = _is_pair(result) and not _is_state(result, space)
+        self._has_given_info = has_info and not _is_pair(result[0])
+        if has_info:
+            return result  # type: ignore[no-any-return]
         if not self._is_old:
-            if isinstance(result, tuple) and not isinstance(look_up(self.env, "observation_space"), Tuple):
+            if isinstance(result, tuple) and not isinstance(space, Tuple):
+                if len(result) == 2 and result[1] is None:
+                    return result[0], {}
                 raise EnvContractError(
                     f"reset() of {type(self.env).__name__} returned a tuple of {len(result)}; a gymnasium.Env returns "
                     "(state, info), where info is a dict."
@@ -98,7 +110,18 @@ class Resettable:
         )
 
     def _old_step(self, action: Action) -> EnvStep:
-        return _split(self.env.step(action))
+        result = _split(self.env.step(action))
+        if self._has_given_info and isinstance(result, tuple) and result and _is_pair(result[0]):
+            raise EnvContractError(
+                f"step() returned the state {show(result[0])}, a tuple of two whose second item is a dict, but such a "
+                "tuple from reset() is taken to be (state, info). Return (state, {}) from reset(), or declare "
+                "observation_space."
+            )
+        return result
+
+
+def _is_pair(result: object) -> bool:
+    return isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
 
 
 def _split(result: Any) -> EnvStep:
@@ -106,6 +129,22 @@ def _split(result: Any) -> EnvStep:
         return result
     state, reward, done, info = result
     return state, reward, *split_done(done, info), info
+
+
+def _is_state(pair: tuple[Any, ...], space: Space | None) -> bool:
+    """Return whether a tuple ``(x, dict)`` is a state of this space; otherwise, it is a state ``x`` and an info."""
+    if not isinstance(space, Tuple) or len(space.spaces) != 2 or not isinstance(space.spaces[1], Dict):
+        return False
+    structure = Structure(space)
+    return _has_parts(structure, pair) and not _has_parts(structure, pair[0])
+
+
+def _has_parts(structure: Structure, value: object) -> bool:
+    try:
+        structure.split(value)  # `Space.contains` would warn of values that are not arrays, and takes longer
+    except (LookupError, TypeError):
+        return False
+    return True
 
 
 class CallsOnly(Resettable):

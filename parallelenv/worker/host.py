@@ -363,7 +363,10 @@ class Host:
     def _operate(self, running: RunningCommand, walk: Iterator[Any]) -> None:
         name, common = running.command.operation, running.command.common
         operation = getattr(self, name)
+        may_change_states = name in ("get", "set", "call") and self.writer.has_loose
         for running.num_started, env_id, argument in walk:
+            if may_change_states:
+                self.writer.own_loose(env_id - self.writer.first)
             if self._generators is not None and name == "build":
                 seed = self._spec.seed
                 generators = EnvGenerators(None if seed is None else seed + env_id)
@@ -503,7 +506,7 @@ class Host:
         self.running.doing = "reset"
         env: Resettable | None = self._envs[env_id - self._first]
         if self.tracer is None and self._generators is None and env is not None:
-            result = env.reset(None, None)  # as `_reset` does, with fewer calls
+            result = env.reset(None, None, self.writer.space)  # as `_reset` does, with fewer calls
             if env.oddity:
                 self._remark(env_id)
             return result
@@ -518,7 +521,7 @@ class Host:
         env: Resettable = self._env(env_id)
         if self._generators is not None and seed is not None:
             self._generators[env_id].seed(seed)
-        result = env.reset(seed, options)
+        result = env.reset(seed, options, self.writer.space)
         if env.oddity:
             self._remark(env_id)
         return result

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from parallelenv.contract.arguments import ActionReader, Policy
+from parallelenv.contract.arguments import ActionReader, Policy, refuse_masked
 from parallelenv.contract.batch import Array, Batch, Field, Index, Layout, gather_states
 from parallelenv.contract.copying import cannot_travel, deep_copy, loads, pickle_roundtrip
 from parallelenv.contract.failures import Failure
@@ -156,6 +156,7 @@ def _read_extra(name: str, value: Any, num_envs: int) -> Array:
             f"{what} is a {type(value).__name__}, but extras are flat: a dict of arrays with one row per env. Give its "
             "parts as extras of their own."
         )
+    refuse_masked(what, [type(value)], ArgumentError)
     try:
         array = as_array(value)
     except (TypeError, ValueError, RuntimeError) as error:  # ragged lists; tensors of dtypes that numpy lacks

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.batch import Array, Batch, Index, InfoColumns, InfoForms
-from parallelenv.contract.copying import deep_copy
+from parallelenv.contract.copying import deep_copy, deep_copy_but_graph
+from parallelenv.contract.interrupts import signal_behind
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.spaces import State, casts_to, describe_value
 from parallelenv.contract.tensors import as_array, is_tensor
@@ -25,6 +26,7 @@ class RowWriter:
         batch: The batch.
         first: Env id of row 0.
         keeps_types: See `Layout`.
+        space: The observation space of all envs; ``None`` if they declare none or different ones.
         flat_states: All states, one after another, as a memoryview if each state is a vector; otherwise ``None``. An
             assignment to a slice of the memoryview checks shape and dtype and takes 70 ns; numpy takes 180 ns.
         cells: By row, the slice of ``flat_states`` that holds the row's state.
@@ -32,8 +34,8 @@ class RowWriter:
         infos: The columns for infos of steps. If ``None``, infos are sent to the caller as objects instead.
         reset_infos: Like ``infos``, for the infos of resets within steps.
         has_loose: Whether states have loose leaves.
-        loose: Loose leaves of the latest states, by row: clones of tensors, and other objects as the env returned them.
-            They are kept here for rollouts, because no array contains them.
+        loose: Loose leaves of the latest states, by row: clones of tensors, and other objects as the env returned them
+            (see `own_loose`). They are kept here for rollouts, because no array contains them.
     """
 
     infos: InfoColumns | None = None
@@ -49,8 +51,10 @@ class RowWriter:
         self.flat_states: Any = _view(single.reshape(-1)) if single is not None and is_vector else None
         self.cells = [slice(row * width, row * width + width) for row in range(layout.num_envs)]
         self.loose: dict[int, list[Any]] = {}
+        self._owned: dict[int, list[Any]] = {}  # those items of `loose` that are copies
         self.has_loose = None in layout.state_fields
         self._structure, self._single, self._broadcasts = layout.states, single, layout.broadcasts
+        self.space = layout.states.space
         self._terminated, self._truncated = _view(batch.terminated), _view(batch.truncated)
         self._flag_bytes = _view(batch.flags.reshape(-1).view(np.uint8))
         # The marks of an earlier host may be for infos that the caller has not received yet. Each mark therefore stays
@@ -67,6 +71,19 @@ class RowWriter:
         for env_id, extra in values.items():
             if extra.loose is not None:
                 self.loose[env_id - self.first] = extra.loose
+
+    def own_loose(self, row: int) -> None:
+        """Replace the loose leaves in ``loose`` by copies, before code of the env runs that is not a step or a reset.
+
+        A step copies no leaves here, because it replaces them at the end.
+        """
+        loose = self.loose.get(row)
+        if loose is not None and loose is not self._owned.get(row):
+            try:
+                self._owned[row] = self.loose[row] = deep_copy_but_graph(loose)
+            except Exception as error:  # no call can return such a state, so none can return a changed one
+                if signal_behind(error) is not None:
+                    raise
 
     def start_step(self, rows: Index) -> None:
         """Set the flags of these rows to False, and drop their infos."""
