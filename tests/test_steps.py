@@ -85,6 +85,46 @@ def test_results_have_the_documented_types(make_env: MakeEnv) -> None:
     assert all(type(info) is dict for info in result.infos)
 
 
+class Given:
+    """An env without spaces that returns the state that it was made with."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def reset(self) -> Any:
+        return self.state
+
+    def step(self, action: Any) -> Any:
+        return self.state, 0.0, False, {}
+
+
+@pytest.mark.parametrize(
+    ("states", "dtype"),
+    [
+        ((1, 0.5), float),
+        ((np.float32(0.1), np.int16(3)), np.float32),
+        ((np.uint8(200), np.int8(-1)), np.int16),
+        ((np.uint64(7), -1), float),
+        ((np.nan, 1), float),
+        ((2**53 + 1, 0.5), object),
+        ((np.uint64(2**64 - 1), np.int64(-1)), object),
+        ((np.array([2**62 + 1]), np.array([0.5])), object),
+        ((np.str_("1"), 1), object),
+        ((np.ma.masked_array([1, 2], [True, False]), np.array([3, 4])), object),
+    ],
+    ids=repr,
+)
+def test_states_without_a_space_keep_their_values(make_env: MakeEnv, states: Any, dtype: Any) -> None:
+    env = make_env([partial(Given, state) for state in states], asynchronous="continue", num_cpus=1)
+    found = env.reset()
+    rollout = env.rollout(lambda states: [0] * len(states), 2)
+    for row in (found, env.step([0, 0]).states, *rollout.states):
+        assert row.dtype == dtype
+        for one, other in zip(row, states, strict=True):
+            np.testing.assert_array_equal(np.ma.getmaskarray(one), np.ma.getmaskarray(other))
+            np.testing.assert_array_equal(one, other)
+
+
 class Five(NamedTuple):
     """What a step returns."""
 

@@ -31,7 +31,7 @@ from parallelenv.contract.env_specs import make_factories
 from parallelenv.contract.error_text import show
 from parallelenv.contract.interrupts import signal_behind
 from parallelenv.contract.protocol import MethodCall
-from parallelenv.contract.spaces import Action, Env, Info, Space, State, describe_value
+from parallelenv.contract.spaces import Action, Env, Info, Space, State, describe_value, exact_dtype
 from parallelenv.contract.tracebacks import reports_failures, short_tracebacks, warn_user
 from parallelenv.engine.assemble import GatheredInfos
 from parallelenv.engine.done_policies import DonePolicy
@@ -465,16 +465,10 @@ def _common_dtype(values: list[object]) -> DType | None:
     # A plain array would lose the mask of a masked array.
     if len({array.shape for array in arrays}) > 1 or any(isinstance(value, np.ma.MaskedArray) for value in values):
         return None
-    dtypes = {array.dtype for array in arrays}
-    if len(dtypes) == 1:
-        return dtypes.pop()
-    kinds = {"number" if dtype.kind in "iufc" else dtype.kind for dtype in dtypes}
-    if kinds not in ({"number"}, {"U"}, {"S"}):
-        return None
-    common = np.result_type(*dtypes)
-    with np.errstate(all="ignore"):
-        kept = [(one.astype(common).astype(one.dtype) == one) | (one != one) for one in arrays]  # noqa: PLR0124 (NaN)
-    return common if all(same.all() for same in kept) else None
+    # Unlike `exact_dtype`, do not mix bools with numbers, or dates of different units.
+    kinds = {"number" if array.dtype.kind in "iufc" else array.dtype.kind for array in arrays}
+    is_one_kind = len({array.dtype for array in arrays}) == 1 or kinds in ({"number"}, {"U"}, {"S"})
+    return exact_dtype(arrays) if is_one_kind else None
 
 
 def vector_entry_point(

@@ -171,14 +171,36 @@ def pick_rows(batch: Any, rows: int | Sequence[int]) -> Any:
 
 
 def stack_values(values: Sequence[Any]) -> State:
-    """Stack arrays, tensors or numbers of the same shape; put any other values into an object array."""
+    """Stack arrays, tensors or numbers of the same shape; put any other values into an object array.
+
+    Values that no dtype represents exactly, such as 2**53 + 1 and 0.5, are put into an object array, too.
+    """
     with contextlib.suppress(TypeError, RuntimeError):  # such as dates and numbers, or tensors on several devices
         if values and all(isinstance(value, (np.ndarray, np.generic, int, float)) for value in values):
-            if len({np.shape(value) for value in values}) == 1:
-                return np.stack(values)
+            arrays = [np.asarray(value) for value in values]
+            is_masked = any(isinstance(value, np.ma.MaskedArray) for value in values)
+            if len({array.shape for array in arrays}) == 1 and not is_masked and exact_dtype(arrays) is not None:
+                return np.stack(arrays)
         elif values and all(is_tensor(value) for value in values) and len({value.shape for value in values}) == 1:
             return imported_torch().stack(list(values))
     return object_array(values)
+
+
+def exact_dtype(arrays: Sequence[Array]) -> DType | None:
+    """Return a dtype that represents all values of these arrays, of one shape, exactly; ``None`` if there is none."""
+    dtypes = {array.dtype for array in arrays}
+    if len(dtypes) == 1:
+        return dtypes.pop()
+    if len({"number" if dtype.kind in "biufc" else dtype.kind for dtype in dtypes}) > 1:
+        return None
+    common = np.result_type(*dtypes)
+    for dtype in dtypes:
+        values = np.stack([array for array in arrays if array.dtype == dtype])
+        with np.errstate(all="ignore"):
+            kept = (values.astype(common).astype(dtype) == values) | (values != values)  # noqa: PLR0124 (NaN)
+        if not kept.all():
+            return None
+    return common
 
 
 def object_array(values: Sequence[object]) -> Array:
