@@ -308,10 +308,12 @@ def test_attribute_error_in_a_property_is_an_error_of_that_env(make_env: MakeEnv
         "cached": (lambda: env.get_env_attr("spread"), "not measured yet"),
     }
     for name, (way, text) in ways.items():
+        key = "spread" if name == "cached" else "total"
+        doing = "total.bit_length()" if name == "call" else f"the lookup of '{key}'"
         with pytest.raises(AttributeError, match=text) as caught:
             way()
         assert not isinstance(caught.value, AbsentAttributeError), name
-        assert "env 1" in caught.value.__notes__[0]
+        assert f"env 1 in {doing}, " in caught.value.__notes__[0]
         assert caught.value.partial.keys() == {0, 2, 3}  # type: ignore[attr-defined]
     assert env.get_env_attr("total", [0, 2, 3]) == env.get_env_attr("spread", [0, 2, 3]) == [0, 2, 3]
     with pytest.raises(AttributeError, match="no attribute 'het'"):

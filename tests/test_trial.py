@@ -185,7 +185,7 @@ class Finite(Witness):
 @pytest.mark.parametrize(
     ("envs", "why"),
     [
-        ([partial(Acting, break_down)], "ValueError: it broke."),
+        ([partial(Acting, break_down)], "ValueError: it broke. Trials take random actions; action_masks()"),
         ([fail], "ZeroDivisionError: no such level."),
         ([lambda: 3], "An env fn returned 3, which has no reset() and step()"),
         ([zoo.Old], "it declares no action space to draw random actions from."),
@@ -196,7 +196,7 @@ class Finite(Witness):
 def test_env_that_cannot_be_tried_gets_dummy_mode(envs: list[Any], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recommending, "_PATIENCE", 0.5)
     with pytest.warns(
-        UserWarning, match=r"'dummy' may not be the fastest.* No env could be tried: .*Give para_mode"
+        UserWarning, match=r"^No mode could .* 'dummy' may not be the fastest.* No env could be tried: .*Give para_mode"
     ) as told:
         found = recommend(envs)
     assert why in str(told[0].message)

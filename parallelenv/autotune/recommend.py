@@ -123,8 +123,9 @@ class Recommendation:
     def warn_of_problem(self) -> None:
         """Issue a warning if all modes, or a mode that might be faster, could not be tried."""
         if self.problem:
+            some = "No" if self.step_cost is None else "Not every"
             warn_user(
-                f"Not every mode could be tried, so {self.mode!r} may not be the fastest one. {self.problem} Give "
+                f"{some} mode could be tried, so {self.mode!r} may not be the fastest one. {self.problem} Give "
                 "para_mode to choose a mode yourself."
             )
 
@@ -201,6 +202,8 @@ def choose(
             found = Trial(env_factories, cores, num_cpus, caller_busy, env_options, find_obstacle).run()
         except Exception as error:  # noqa: BLE001 (envs raise anything; the actual envs will raise it again)
             why = f"No env could be tried: {one_line(error).rstrip('.')}"
+            if any(" in step" in note for note in getattr(error, "__notes__", ())):
+                why += ". Trials take random actions; action_masks() or info['action_mask'] can restrict them"
         else:
             copies = "Workers get copies of the instances." if found.mode == "subproc" else "Copies of them were tried."
             return replace(found, reason=f"{found.reason} {copies}") if has_instances else found

@@ -99,8 +99,9 @@ class EnvGroup:
             if operation == "reset":
                 return self.reset(share, each, host)
             if operation == "get":
-                return self.get(share, each, common)
+                return self.get(share, each, common, running)
             if operation == "set":
+                running.doing = f"the setting of {common!r}"
                 return self.set(share, each, common)
             calls = [MethodCall(*common.call())] if isinstance(common, Broadcast) else list(each or (common,))
             running.doing = calls[0].name + "()"
@@ -352,7 +353,7 @@ class EnvGroup:
 
     # ---------------------------------------------------------------- attributes and methods
 
-    def get(self, share: Share, each: Sequence[Any] | None, lookup: Lookup) -> dict[int, Any]:
+    def get(self, share: Share, each: Sequence[Any] | None, lookup: Lookup, running: RunningCommand) -> dict[int, Any]:
         """Look up an attribute or a wrapper of each env, as ``lookup`` describes. See `Host.get`."""
         numbers = range(self.facts.num_envs) if share.numbers is None else share.numbers
         keys = each or [lookup.key] * len(numbers)
@@ -365,7 +366,10 @@ class EnvGroup:
             }
         if lookup.how == "hint" or (lookup.how == "exists" and not hasattr(self.env.unwrapped, "get_attr")):
             return {}
-        found = {key: self._attribute(key) for key in dict.fromkeys(keys)}
+        found = {}
+        for key in dict.fromkeys(keys):
+            running.doing = f"the lookup of {key!r}"
+            found[key] = self._attribute(key)
         values: dict[int, Any] = {}
         for env_id, key, number in zip(share.env_ids, keys, numbers, strict=True):
             value = found[key][number]

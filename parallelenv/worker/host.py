@@ -727,6 +727,7 @@ class Host:
         if lookup.how == "wrapper":
             return any(isinstance(wrapper, argument) for wrapper in env_adapter.wrappers(env))
         key = argument if lookup.key is None else lookup.key
+        self.running.doing = f"the lookup of {key!r}"
         if lookup.how == "required":
             return env_adapter.get_existing(env, key)
         if lookup.how == "hint":
@@ -739,6 +740,7 @@ class Host:
 
     def set(self, env_id: int, value: Any, key: str) -> bool | None:
         """Set an attribute to a copy of the value; return ``True`` if the attribute is new, otherwise ``None``."""
+        self.running.doing = f"the setting of {key!r}"
         return env_adapter.set_attribute(self._env(env_id).env, key, deep_copy(value)) or None
 
     def call(self, env_id: int, call: MethodCall | None, common: Any) -> Any:
