@@ -189,7 +189,9 @@ class ChannelGroup:
             elif not found:
                 ready = [channel for channel in channels if channel.advance()]
             ready = list(dict.fromkeys([*ready, *found])) if found else ready
-            ready = ready or [channel for channel in channels if channel.receive_output() or not channel.is_alive()]
+            ready = ready or [
+                one for one in channels if one.receive_output() or one.wire.is_broken or not one.is_alive()
+            ]
             if ready or left <= 0:
                 return ready
 

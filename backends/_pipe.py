@@ -136,11 +136,14 @@ class CallerWire:
     Attributes:
         fileno: The descriptor; -1 if the wire is closed.
         outbox: What is not written yet: bytes, and lists of duplicated descriptors for the host.
+        is_broken: Whether an error in this process, such as a lack of memory, has cut off a message. Nothing that comes
+            after that message could be understood, so the host counts as dead.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.fileno = connection.fileno()
         self.outbox: deque[memoryview | list[int]] = deque()
+        self.is_broken = False
         self._connection = connection
         self._lock = threading.RLock()
         self._messages: Iterator[Message | None] = self._read_messages()
@@ -153,11 +156,19 @@ class CallerWire:
         """Send a message or put the rest of it into the outbox; raise `OSError` if the other end is closed."""
         tag, number, frames, subset = message
         with self._lock:
+            if self.is_broken:
+                raise BrokenPipeError("a message was cut off")
             if not frames:
                 self._write(HEADER.pack(tag, subset, number, 0))
                 return
-            for part in message.parts():
-                self._write(part)
+            try:
+                for part in message.parts():
+                    self._write(part)
+            except OSError:
+                raise
+            except BaseException:
+                self.is_broken = True
+                raise
 
     def send_descriptors(self, *filenos: int) -> None:
         """Send descriptors, which the host receives with `receive_descriptors`. See `send`."""
@@ -172,9 +183,15 @@ class CallerWire:
         closed.
         """
         with self._lock:
-            for message in self._messages:
-                return message
-        raise EOFError("a message was read only in part because of an error")  # so the next one cannot be found
+            try:
+                for message in self._messages if not self.is_broken else ():
+                    return message
+            except (EOFError, OSError):
+                raise
+            except BaseException:
+                self.is_broken = True
+                raise
+        raise EOFError("a message was cut off")
 
     def flush(self, timeout: float = 0.0) -> None:
         """Write what fits of the outbox after a wait of at most ``timeout`` seconds. See `send` for errors."""
@@ -362,6 +379,9 @@ class PipeChannel(MessageChannel):
             self.send_descriptors(memory.fileno)
 
     def cause_of_death(self) -> Death:
+        if self.wire.is_broken:
+            detail = "A message was cut off by an error in this process, such as a lack of memory, so it was ended."
+            return Death(self.process.pid, detail=detail, last_lines=self._log.last_lines())
         self.process.join(timeout=1.0)
         code = self.process.await_exitcode()
         return Death(self.process.pid, code, self.process.last_words(), self._log.last_lines())
@@ -372,6 +392,10 @@ class PipeChannel(MessageChannel):
         except ValueError:  # another thread has closed the process object in the meantime
             return False
         return not self.found_dead
+
+    def must_end(self) -> bool:
+        """Return whether the host is dead, or cannot be reached any more."""
+        return self.wire.is_broken or not self.is_alive()
 
     def join(self, timeout: float) -> None:
         """Wait until the process ends or another thread closes this channel, but at most ``timeout`` seconds."""

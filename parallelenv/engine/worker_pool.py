@@ -395,15 +395,27 @@ class Pool:
             for _, command, _ in packed:
                 ticket.pending[command.number] = command.env_ids
             announce(ticket)
+            self._send(ticket, packed)
+        return ticket
+
+    def _send(self, ticket: Ticket, packed: Sequence[tuple[WorkerHandle, Command, Any]]) -> None:
+        num_sent = 0
+        try:
             for worker, command, message in packed:
                 worker.pending[command.number] = ticket
                 try:
                     worker.channel.send(message)
                 except HostDied:
                     self._mark_dead(worker)
+                num_sent += 1
             if self._flush is not None:
                 self._flush()
-        return ticket
+        except Exception as error:  # for example, there was no memory for a copy of the message
+            for worker, command, _ in packed[num_sent:]:
+                worker.pending.pop(command.number, None)
+                failures = {env_id: Failure(error, env_id, ticket.operation) for env_id in command.env_ids}
+                ticket.record_reply(command.number, {}, failures)
+            raise
 
     def prepare_step(
         self, env_ids: Sequence[int], *, autoreset: bool, begins_ended: bool

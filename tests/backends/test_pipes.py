@@ -7,6 +7,7 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import psutil
 import pytest
 from conftest import MakeEnv
 from modes import PROCESSES, RAY, RAY_POOLS, in_modes
+from scripts import run
 
 from parallelenv import ParallelEnv
 from parallelenv.backends._bell import LOOK
@@ -345,3 +347,59 @@ def test_closed_objects_have_no_descriptors(tmp_path: Path) -> None:
             bell.silence()
             assert (bell.fileno, bell.descriptors) == (-1, [])
         assert [(file.tell(), file.read()) for file in opened] == [(0, b"mine")] * len(opened)
+
+
+SHORT_OF_MEMORY = """
+import os, resource, signal, sys
+import numpy as np
+import gymnasium as gym
+from parallelenv import ParallelEnv
+
+class Counting(gym.Env):
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return 0, {}
+
+    def step(self, action):
+        self.count += 1
+        return self.count, 1.0, False, False, {}
+
+    def result(self, megabytes):
+        return np.zeros(megabytes * 2**17)
+
+    def pid(self):
+        return os.getpid()
+
+def limit(more):
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + more if more else -1, resource.RLIM_INFINITY))
+
+with ParallelEnv([Counting] * 2, "subproc", "continue", num_cpus=2, timeout=10) as env:
+    env.reset()
+    pids, large = env.customized_method("pid"), np.zeros(120 * 2**17)
+    if sys.argv[1] == "send":
+        os.kill(pids[0], signal.SIGSTOP)
+    limit(60 * 2**20)
+    try:
+        if sys.argv[1] == "send":
+            env.set_env_attr("w", large)
+        else:
+            env.customized_method("result", {"megabytes": 120}, id=0)
+    except MemoryError:
+        print("too little memory")
+    limit(0)
+    os.kill(pids[0], signal.SIGCONT)
+    try:
+        env.get_env_attr("count")
+    except RuntimeError as error:
+        print(type(error).__name__, error.env_ids, "cut off" in str(error))
+    print(env.get_env_attr("count", 1), env.restart(0), env.reset().tolist(), env.step([0, 0]).states.tolist())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("way", ["send", "receive"])
+def test_lack_of_memory_in_the_middle_of_a_message_costs_the_worker_only(way: str) -> None:
+    printed, errors, status = run(SHORT_OF_MEMORY, way)
+    expected = ["too little memory", "WorkerDiedError (0,) True", "[0] (0,) [0, 0] [1, 1]", ""]
+    assert (printed.split("\n"), status) == (expected, 0), errors
