@@ -24,15 +24,16 @@ _NOP = dis.opmap["NOP"]
 
 
 class Interrupt(NamedTuple):
-    """A signal, and the exception that its handler raises."""
+    """A signal, and the exception that its handler raises; ``None`` for an exception that no signal causes."""
 
-    number: signal.Signals
+    number: signal.Signals | None
     error: type[BaseException]
 
 
 CTRL_C = Interrupt(signal.SIGINT, KeyboardInterrupt)
 TIME_LIMIT = Interrupt(signal.SIGALRM, TimeoutError)
 REQUEST_TO_END = Interrupt(signal.SIGTERM, SystemExit)
+NO_MEMORY = Interrupt(None, MemoryError)
 
 
 class Moments:
@@ -72,11 +73,11 @@ class Outcome(NamedTuple):
 
 
 class _Tracer:
-    """Sends this process a signal before the line of that number, in files of whose paths one is a part."""
+    """Interrupts the line of that number, in files of whose paths one is a part, before it is executed."""
 
-    def __init__(self, number: int, paths: Sequence[str], sent: signal.Signals) -> None:
+    def __init__(self, number: int, paths: Sequence[str], interrupt: Interrupt) -> None:
         self._left = number
-        self._sent = sent
+        self._interrupt = interrupt
         self._paths = paths
         self._pid = os.getpid()
         self.line = ""
@@ -88,7 +89,9 @@ class _Tracer:
             self._left -= 1
             if self._left <= 0 and frame.f_code.co_code[frame.f_lasti] != _NOP:
                 self.line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                signal.raise_signal(self._sent)
+                if self._interrupt.number is None:
+                    raise self._interrupt.error
+                signal.raise_signal(self._interrupt.number)
         return self.trace
 
 
@@ -96,16 +99,16 @@ def interrupt_at(
     number: int, call: Callable[[], Any], paths: Sequence[str] = _EVERYWHERE, interrupt: Interrupt = CTRL_C
 ) -> Outcome:
     """Make a call and interrupt it before a line: the one of that number, from 1, in files with such parts of paths."""
-    tracer = _Tracer(number, paths, interrupt.number)
+    tracer = _Tracer(number, paths, interrupt)
     error: type[BaseException] | None = None
     made: Any = None
 
     def raise_error(*_: object) -> None:
         raise interrupt.error
 
-    before: Any = signal.getsignal(interrupt.number)
-    if interrupt is not CTRL_C:
-        signal.signal(interrupt.number, raise_error)
+    before: Any = None
+    if interrupt.number is not None and interrupt is not CTRL_C:
+        before = signal.signal(interrupt.number, raise_error)
     found = sys.gettrace()
     gc.disable()  # an interrupt in a `__del__` is lost, and what is collected by chance is not a part of the call
     sys.settrace(tracer.trace)
@@ -116,7 +119,8 @@ def interrupt_at(
     finally:
         sys.settrace(found)
         gc.enable()
-        signal.signal(interrupt.number, before)
+        if interrupt.number is not None and interrupt is not CTRL_C:
+            signal.signal(interrupt.number, before)
     del made
     return Outcome(tracer.line, error, error is interrupt.error)
 

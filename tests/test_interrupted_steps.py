@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import MakeEnv
-from interrupting import Counting, Moments, at_many_moments, interrupt_at
+from interrupting import NO_MEMORY, Counting, Moments, at_many_moments, interrupt_at
 from modes import ORACLE, PROCESSES, THREADS
 
 from parallelenv import ParallelEnv, get_worker_info
 from parallelenv.backends._bell import HAS_BELL
 from parallelenv.engine.engine import Engine
-from parallelenv.errors import EnvInterruptedError, NothingInFlightError
+from parallelenv.errors import EnvInterruptedError, NothingInFlightError, WorkerDiedError, WorkerTimeoutError
 
 NUM_ENVS = 4
 ZEROS = [0] * NUM_ENVS
@@ -96,6 +96,30 @@ def test_interrupted_step_is_delivered_once_and_in_order(
     assert num_received > 15 // moments.stride
     # Without a plan, a step is recorded and its ticket removed in one section, which takes 5 us.
     assert len(set(lost)) <= (15 if way == "planned" else 50), lost  # some lines come twice
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=(WorkerTimeoutError, WorkerDiedError),
+    reason="no call asks the workers which commands they have, so one that is recorded but was not sent is waited for",
+)
+@pytest.mark.parametrize(
+    ("mode", "options"), [(ORACLE, {}), (PROCESSES, {"eventfd": False}), (PROCESSES, CALLER_STEPS)]
+)
+def test_step_can_be_made_after_a_reset_whatever_error_ended_a_step(
+    mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "plans_steps", False)
+    found = signal.getsignal(signal.SIGINT)
+    with ParallelEnv([Counting] * NUM_ENVS, mode, "continue", timeout=2, **{"num_cpus": 2, **options}) as env:
+        for line, interrupt in Moments(NO_MEMORY):
+            signal.signal(signal.SIGINT, found)  # the error may have come at the line that ends a section
+            env.reset()
+            outcome = interrupt_at(line, lambda: env.step(ZEROS), ["parallelenv/engine", "backends"], interrupt)
+            if not outcome.line:
+                break
+            assert env.reset().tolist() == [[0]] * NUM_ENVS, outcome
+            assert env.step(ZEROS).states.tolist() == [[1]] * NUM_ENVS, outcome
 
 
 class Telling(Counting):
