@@ -45,7 +45,7 @@ class Resettable:
         # ``seed`` and ``options`` are passed as None only if ``reset`` names them: wrappers pass on whatever they get.
         named = () if self._is_old else sorted({"seed", "options"} & names)
         self._not_given: Info = dict.fromkeys(named)
-        self._has_given_info = False  # whether the latest reset returned (state, info), and the state is no such pair
+        self._has_given_info = False  # whether the latest reset returned (state, info), whose state is not such a pair
         if lacking and is_gymnasium:
             seeding = "" if self._takes_seed else ", and a seed goes to seed(), or to np_random"
             self.oddity = f"its reset() takes no {' and no '.join(lacking)}", f"It is reset without{seeding}"
