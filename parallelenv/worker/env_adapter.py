@@ -53,8 +53,8 @@ class Resettable:
     def reset(self, seed: int | None, options: Info | None, space: Space | None = None) -> tuple[State, Info]:
         """Reset the env; return the first state and the info, which is empty if the env returns only the state.
 
-        ``space`` is the observation space of all envs, if they share one. Together with the env's own, it decides
-        whether a tuple of two whose second item is a dict is ``(state, info)`` or only a state.
+        If the env may return the state alone, ``space``, the observation space of all envs, or else the env's own
+        decides whether a tuple of two whose second item is a dict is ``(state, info)`` or only a state.
         """
         arguments = {**self._not_given}
         if seed is not None:
@@ -73,15 +73,17 @@ class Resettable:
         return self._state_and_info(self.env.reset(**arguments), space)
 
     def _state_and_info(self, result: Any, space: Space | None) -> tuple[State, Info]:
-        space = look_up(self.env, "observation_space", None) if space is None else space
-        has_info = _is_pair(result) and not _is_state(result, space)
-        self._has_given_info = has_info and not _is_pair(result[0])
-        if has_info:
-            return result  # type: ignore[no-any-return]
+        if _is_pair(result):
+            if not self._is_old:
+                return result  # type: ignore[no-any-return]
+            has_info = not _is_state(result, look_up(self.env, "observation_space", None) if space is None else space)
+            self._has_given_info = has_info and not _is_pair(result[0])
+            return result if has_info else (result, {})
+        self._has_given_info = False
         if not self._is_old:
-            if isinstance(result, tuple) and not isinstance(space, Tuple):
-                if len(result) == 2 and result[1] is None:
-                    return result[0], {}
+            if isinstance(result, tuple) and len(result) == 2 and result[1] is None:
+                return result[0], {}
+            if isinstance(result, tuple) and not isinstance(look_up(self.env, "observation_space", None), Tuple):
                 raise EnvContractError(
                     f"reset() of {type(self.env).__name__} returned a tuple of {len(result)}; a gymnasium.Env returns "
                     "(state, info), where info is a dict."
