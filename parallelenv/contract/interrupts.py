@@ -20,7 +20,7 @@ import threading
 from _signal import getsignal as _get_handler  # type: ignore[import-not-found]
 from _signal import signal as _set_handler
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 # SIGINT is last, so that Ctrl-C while a block is entered is handled at once.
 _NAMES = "TERM", "ALRM", "HUP", "QUIT", "USR1", "USR2", "VTALRM", "PROF", "XCPU", "BREAK", "INT"
@@ -43,6 +43,12 @@ class DeferSignals:
     restore that handler.
     """
 
+    _known: ClassVar[tuple[list[Any], list[tuple[int, Any]]]] = [], []
+    """The latest handlers of `_SIGNALS`, and those of them that are Python functions.
+
+    They are kept because a look at each handler would take a quarter of the time of an empty block.
+    """
+
     def __init__(self) -> None:
         self._noted: dict[int, None] = {}  # a set in the order of arrival
         self._previous: list[tuple[int, Any]] = []
@@ -54,8 +60,11 @@ class DeferSignals:
             self._previous = []
             return
         self._noted = {}  # may not be empty if an earlier exit was interrupted; those signals were handled
-        # `_get_handler` takes 0.03 us.
-        self._previous = [(number, found) for number in _SIGNALS if callable(found := _get_handler(number))]
+        found = list(map(_get_handler, _SIGNALS))
+        known, self._previous = DeferSignals._known
+        if found != known:
+            self._previous = [(one, handler) for one, handler in zip(_SIGNALS, found, strict=True) if callable(handler)]
+            DeferSignals._known = found, self._previous
         try:
             for number, _ in self._previous:
                 _set_handler(number, self._handler)
