@@ -393,10 +393,6 @@ class PipeChannel(MessageChannel):
             return False
         return not self.found_dead
 
-    def must_end(self) -> bool:
-        """Return whether the host is dead, or cannot be reached any more."""
-        return self.wire.is_broken or not self.is_alive()
-
     def join(self, timeout: float) -> None:
         """Wait until the process ends or another thread closes this channel, but at most ``timeout`` seconds."""
         with contextlib.suppress(ValueError):

@@ -313,8 +313,9 @@ class Pool:
 
         This can be an env, the copying of its result, or the policy of a rollout.
         """
-        own = [getattr(worker.channel, "host", None) for worker in list(self._workers)]
-        return any(host in own for host in running_hosts())
+        hosts = (getattr(worker.channel, "host", None) for worker in list(self._workers))
+        own = [host for host in hosts if host is not None]  # none if all hosts are in other processes
+        return bool(own) and any(host in own for host in running_hosts())
 
     # ---------------------------------------------------------------- commands
 

@@ -74,10 +74,9 @@ def action(length: int, num_results: int = 1) -> Any:
 
 
 @contextlib.contextmanager
-def stopped(pid: int, patience: float = 15.0) -> Iterator[None]:
-    """Suspend a process; let it continue at the end, or after ``patience`` seconds, so that no test hangs for ever."""
-    os.kill(pid, signal.SIGSTOP)
-    timer = threading.Timer(patience, os.kill, (pid, signal.SIGCONT))
+def signalled_at_the_end(pid: int, number: signal.Signals, patience: float = 15.0) -> Iterator[None]:
+    """Send a process a signal at the end, or after ``patience`` seconds, so that no test hangs for ever."""
+    timer = threading.Timer(patience, os.kill, (pid, number))
     timer.start()
     try:
         yield
@@ -85,24 +84,25 @@ def stopped(pid: int, patience: float = 15.0) -> Iterator[None]:
         timer.cancel()
         timer.join()
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+            os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def stopped(pid: int, patience: float = 15.0) -> Iterator[None]:
+    """Suspend a process; let it continue at the end, or after ``patience`` seconds."""
+    os.kill(pid, signal.SIGSTOP)
+    with signalled_at_the_end(pid, signal.SIGCONT, patience):
+        yield
 
 
 @contextlib.contextmanager
 def dead_with_open_pipe(env: ParallelEnv, env_id: int = 0) -> Iterator[None]:
-    """Kill a worker whose pipe a child process keeps open, for 15 s at most."""
+    """Kill a worker whose pipe a child process keeps open."""
     (pid,) = env.customized_method("pid", id=[env_id])
     (child,) = env.customized_method("fork", id=[env_id])
     os.kill(pid, signal.SIGKILL)
-    timer = threading.Timer(15.0, os.kill, (child, signal.SIGKILL))
-    timer.start()
-    try:
+    with signalled_at_the_end(child, signal.SIGKILL):
         yield
-    finally:
-        timer.cancel()
-        timer.join()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
 
 
 def set_large(env: ParallelEnv) -> None:
